@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rlkit.base.errors import UnavailableError
 from rlkit.data.data import Data
 from rlkit.distributed.fsdp2 import make_fabric
 from rlkit.interfaces.reward import RewardManager
@@ -55,7 +57,8 @@ def fabric_elsewhere(recipe: Recipe) -> Fabric:
     section = recipe.fabric
     devices = len(section.devices) if isinstance(section.devices, list) else section.devices
     elsewhere = replace(section, accelerator="cpu", devices=1 if devices == "auto" else devices)
-    require_divisible(recipe)
+    with suppress(UnavailableError):  # reported when the model is loaded
+        require_divisible(recipe)
     return make_fabric(elsewhere, recipe.train.deadline)
 
 

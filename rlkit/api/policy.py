@@ -2,8 +2,7 @@
 
     data, fabric = load_data(recipe), fabric_for(recipe)
     fabric.launch()
-    with sampling_service(recipe, data, fabric) as service:
-        evaluation = validate(service, data.validation)
+    evaluation = validate_policy(recipe, data, fabric)
 
 All ranks of a launched Fabric run the same lines; `fabric.is_global_zero` is the one that prints.
 """
@@ -11,7 +10,7 @@ All ranks of a launched Fabric run the same lines; `fabric.is_global_zero` is th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,13 +18,14 @@ from rlkit.data.data import Data
 from rlkit.models.load import load_tokenizer, stop_ids
 from rlkit.recipe import Model, Recipe
 from rlkit.rollout.collect import collect
+from rlkit.rollout.loop import warn_on_stderr
 from rlkit.rollout.service import RolloutService
 from rlkit.rollout.template import ChatTemplate
 from rlkit.rollout.template_check import check_template
-from rlkit.run.evaluate import Evaluation, samplings
+from rlkit.run.evaluate import Evaluation, evaluate, samplings
 from rlkit.run.method import procedure_of
 from rlkit.train.sampling import score_group
-from rlkit.train.setup import Bound, bound_without_policy, fabric_for, prepare_rollouts
+from rlkit.train.setup import Bound, bound_without_policy, fabric_for, prepare_rollouts, prepare_training
 from rlkit.types import Prompt, Trajectory
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Bound", "ChatTemplate", "Evaluation", "bound_without_policy", "chat_template", "check_template", "fabric_for",
-    "sample", "sampling_service", "samplings", "validate",
+    "sample", "sampling_service", "samplings", "validate", "validate_policy",
 ]  # fmt: skip
 
 
@@ -56,12 +56,9 @@ def sampling_service(recipe: Recipe, data: Data, fabric: Fabric) -> Iterator[Rol
         data: Loaded for the recipe.
         fabric: Launched.
     """
-    service = prepare_rollouts(recipe, data, fabric)
-    try:
+    with closing(prepare_rollouts(recipe, data, fabric)) as service:
         service.sync_weights()
         yield service
-    finally:
-        service.close()
 
 
 def sample(
@@ -89,3 +86,24 @@ def validate(service: RolloutService, prompts: Sequence[Prompt]) -> Evaluation:
     All ranks must call this. `Evaluation.metrics` are of all ranks, `Evaluation.answers` of this one.
     """
     return procedure_of(service.recipe).evaluate(service, prompts)
+
+
+def validate_policy(recipe: Recipe, data: Data, fabric: Fabric, initial: Model | None = None) -> Evaluation:
+    """Load a policy and validate it as a run does: of recorded completions the loss is measured, too.
+
+    All ranks must call this.
+
+    Args:
+        recipe: Checked.
+        data: Loaded for the recipe.
+        fabric: Launched.
+        initial: The policy with which its run began, which losses may compare it with; None if it is that itself.
+    """
+    procedure = procedure_of(recipe)
+    if procedure.losses is None:  # agreed: from the recipe
+        with sampling_service(recipe, data, fabric) as service:
+            return validate(service, data.validation)
+    context = prepare_training(recipe, data, fabric, warn_on_stderr, initial=initial)
+    with closing(context.service):
+        context.service.sync_weights()
+        return evaluate(context, procedure)

@@ -13,6 +13,8 @@ from rlkit.types import Row
 
 TASK, INDEX, ROW = "task", "index", "row"
 """The keys of a row of a task that mixes the rows of others."""
+LABELS = {"true": 1.0, "1": 1.0, "1.0": 1.0, "false": 0.0, "0": 0.0, "0.0": 0.0}
+"""The rewards of a completion that a row labels as right or wrong."""
 
 
 class LocatedRow(dict[str, Any]):
@@ -49,6 +51,11 @@ def field_of(row: Row, name: str) -> object:
             raise KeyError(name)
         value = value[key]
     return value
+
+
+def label_of(value: object) -> float | None:
+    """Return 1 or 0 for a label that is true or false, perhaps as a text; None for any other, such as a class."""
+    return LABELS.get(str(value).strip().lower())
 
 
 def column(row: Row, name: str, location: str, option: str) -> object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -37,13 +37,11 @@ from rlkit.types import Prompt, RolloutBatch, Sampling, Score, Trajectory
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from rlkit.data.data import Data
     from rlkit.records.verdict import Metrics
     from rlkit.run.method import Procedure
     from rlkit.run.metrics_log import MetricsLog
     from rlkit.run.progress import Progress
     from rlkit.run.record import RunRecord
-    from rlkit.train.models import Models
     from rlkit.train.setup import TrainContext
 
 
@@ -103,8 +101,7 @@ def compare_order(trajectories: Sequence[Trajectory], scores: Tensor) -> list[Gr
         if trajectory.group in usable_groups:
             margin, accuracy = by_pair[pair_groups == trajectory.group].mean(0).tolist()
             trajectory.score = Score(float(scores[i]), {"accuracy": accuracy, "recorded": float(rewards[i])})
-            comparison = GradedCompletion.of(trajectory)._replace(components={"margin": margin})
-            comparisons[trajectory.group] = comparison
+            comparisons[trajectory.group] = GradedCompletion.of(trajectory)._replace(components={"margin": margin})
     return list(comparisons.values())
 
 
@@ -123,8 +120,7 @@ def compare_turns(trajectories: Sequence[Trajectory], scores: Tensor) -> list[Gr
         margins = torch.tensor(signed)
         accuracy = float((margins.sign() + 1).mean() / 2)
         trajectory.score = Score(0.0, {"accuracy": accuracy}, turn_scores)
-        comparison = GradedCompletion.of(trajectory)._replace(components={"margin": float(margins.mean())})
-        comparisons.append(comparison)
+        comparisons.append(GradedCompletion.of(trajectory)._replace(components={"margin": float(margins.mean())}))
     return comparisons
 
 
@@ -245,10 +241,13 @@ def _p_value(differences: Sequence[float]) -> float:
     return paired_p_value(differences)
 
 
-Evaluate = Callable[[RolloutService, Sequence[Prompt]], Evaluation]
-"""Validates on prompts; all ranks call it."""
-HeldOutLosses = Callable[["Data", "Models", RolloutService, Sequence[Prompt]], dict[str, float]]
-"""Returns the losses of prompts' recorded completions; all ranks call it."""
+def evaluate(context: TrainContext, procedure: Procedure) -> Evaluation:
+    """Validate on held-out prompts, and measure the loss of their recorded completions; all ranks must call this."""
+    data, service = context.data, context.service
+    evaluation = procedure.evaluate(service, data.validation)
+    if procedure.losses is not None:
+        evaluation.metrics = procedure.losses(data, context.models, service, data.validation) | evaluation.metrics
+    return evaluation
 
 
 class Validator:
@@ -268,22 +267,19 @@ class Validator:
         self._log = log
         self._progress = progress
         self._procedure = procedure
-        self._metrics_by_step: dict[int, Metrics] = {}
+        self.metrics_by_step: dict[int, Metrics] = {}
+        """The metrics of the last validation, by the number of steps before it."""
 
     def validate(self, context: TrainContext, when: str) -> Metrics:
         """Validate, and return the metrics; the completions are written to the run folder."""
         record = self._record
         step = record.outcome.steps
         record.reporter.note(f"validating on {len(context.data.validation)} prompts")
-        data, procedure = context.data, self._procedure
-        evaluation = procedure.evaluate(context.service, data.validation)
-        if procedure.losses is not None:
-            losses = procedure.losses(data, context.models, context.service, data.validation)
-            evaluation.metrics = losses | evaluation.metrics
+        evaluation = evaluate(context, self._procedure)
         for name, accuracies in self.earlier.items():
             evaluation.compare(name, accuracies)
         self.earlier["last" if self.earlier else "start"] = evaluation.accuracies
-        self._metrics_by_step = {step: evaluation.metrics}
+        self.metrics_by_step = {step: evaluation.metrics}
         record.reporter.validated(step, evaluation.metrics)
         log = self._log
         if log is not None and evaluation.answers:
@@ -294,7 +290,3 @@ class Validator:
             record.attempt(f"rollouts/{name}", lambda: evaluation.write(record.folder.rollouts(name)))
         context.callbacks.emit("on_validation", ValidationEnd(step, evaluation.metrics, evaluation.trajectories))
         return evaluation.metrics
-
-    def metrics_after(self, step: int) -> Metrics | None:
-        """Return the metrics of the last validation if it took place after a step; None otherwise."""
-        return self._metrics_by_step.get(step)

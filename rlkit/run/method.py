@@ -9,16 +9,18 @@ from rlkit.data.data import Data
 from rlkit.recipe import Recipe
 from rlkit.recipe.method import ReinforcementLearning, RewardModelling
 from rlkit.rollout.service import RolloutService
-from rlkit.run.evaluate import Evaluate, HeldOutLosses, evaluate_completions, evaluate_reward_model
+from rlkit.run.evaluate import Evaluation, evaluate_completions, evaluate_reward_model
 from rlkit.run.preflight.picture_check import check_pictures
 from rlkit.run.preflight.weight_check import check_weights
 from rlkit.train.held_out import held_out_losses
+from rlkit.train.models import Models
 from rlkit.train.phases import StepResult
 from rlkit.train.rl import rl_step
 from rlkit.train.rollouts import Obtain, recorded
 from rlkit.train.sampling import sample
 from rlkit.train.setup import TrainContext
 from rlkit.train.supervised import supervised_step
+from rlkit.types import Prompt
 
 
 class Procedure(NamedTuple):
@@ -27,16 +29,17 @@ class Procedure(NamedTuple):
     Args:
         obtain: Returns the rollouts of a step.
         step: Runs a step; it gets its number and what returns its rollouts.
-        evaluate: Validates on prompts.
+        evaluate: Validates on prompts; all ranks call it.
         checks: Compare the engine with the trainer before the first step.
-        losses: Returns the losses of held-out prompts, by their names; None where steps sample what they learn from.
+        losses: Returns the losses of prompts' recorded completions, by their names; None where steps sample what they
+            learn from.
     """
 
     obtain: Obtain
     step: Callable[[TrainContext, int, Obtain], StepResult]
-    evaluate: Evaluate
+    evaluate: Callable[[RolloutService, Sequence[Prompt]], Evaluation]
     checks: Sequence[Callable[[Data, RolloutService], object]]
-    losses: HeldOutLosses | None = None
+    losses: Callable[[Data, Models, RolloutService, Sequence[Prompt]], dict[str, float]] | None = None
 
 
 def procedure_of(recipe: Recipe) -> Procedure:

@@ -142,7 +142,7 @@ class Session:
         if self.progress.stalled and self.progress.stalled == outcome.steps and not self.stop_requested:
             raise self.progress.failure(outcome.steps)
         if not self.stop_requested and validation is not None and validation.after:
-            metrics_after = self.validator.metrics_after(outcome.steps)  # if the last step was validated
+            metrics_after = self.validator.metrics_by_step.get(outcome.steps)  # if the last step was validated
             # agreed: all ranks have validated after the same steps
             if metrics_after is None:
                 metrics_after = self.validator.validate(context, "after")

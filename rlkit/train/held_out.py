@@ -16,32 +16,26 @@ from rlkit.train.update import MiniBatch, policy_term
 from rlkit.types import Prompt
 
 
+@torch.no_grad()
 def held_out_losses(data: Data, models: Models, service: RolloutService, prompts: Sequence[Prompt]) -> dict[str, float]:
     """Return the recipe's loss, as `loss`, and its metrics on the recorded completions of held-out prompts.
 
     They are those of a step, `policy/loss` among them, with the weights as they are, over all prompts that record
-    completions: as many as a step has are computed at a time. All ranks must call this.
+    completions: as many as a step has are computed at a time, and means are weighted as the aggregation weights them.
+    All ranks must call this.
     """
-    meter, size = Meter(), data.recipe.train.prompts_per_step
+    meter, size, objective = Meter(), data.recipe.train.prompts_per_step, Objective.of(data.recipe)
     answered = [prompt for prompt in prompts if prompt.recorded]
     for start in range(0, len(answered), size):  # agreed: all ranks have all prompts
-        _measure(data, models, service, answered[start : start + size], meter)
+        batch = recorded_rows(data, models, service, list(enumerate(answered[start : start + size])))
+        rows = MiniBatch(batch, list(range(len(batch))), record=bool(batch.trainer_logps.isnan().all()))
+        term = policy_term(data, models.policy, service, rows, meter, prefix="validation")
+        if term is None:  # agreed: on all ranks alike
+            continue
+        counts = count_tokens(objective.denominator(batch), service.ranks.all_reduce_sum)
+        weight = counts.tokens if objective.aggregation == "token_mean" else counts.sequences
+        loss = sum(term.loss_of(micro).item() for micro in term.micros)
+        meter.mean("validation/loss", loss * service.ranks.count, weight=float(weight))
     models.actor.passes.take_counts()  # those of a step are its own
     metrics = meter.result(service.ranks)
     return {name.removeprefix("validation/"): x for name, x in metrics.items() if name.startswith("validation/")}
-
-
-@torch.no_grad()
-def _measure(data: Data, models: Models, service: RolloutService, prompts: Sequence[Prompt], meter: Meter) -> None:
-    """Add the loss of some prompts to a meter; means are weighted as the aggregation weights them."""
-    ranks, objective = service.ranks, Objective.of(data.recipe)
-    batch = recorded_rows(data, models, service, list(enumerate(prompts)))
-    is_recorded = not bool(batch.trainer_logps.isnan().all())
-    rows = MiniBatch(batch, list(range(len(batch))), record=not is_recorded)
-    term = policy_term(data, models.policy, service, rows, meter, prefix="validation")
-    if term is None:  # agreed: on all ranks alike
-        return
-    counts = count_tokens(objective.denominator(batch), ranks.all_reduce_sum)
-    weight = counts.tokens if objective.aggregation == "token_mean" else counts.sequences
-    loss = sum(term.loss_of(micro).item() for micro in term.micros)
-    meter.mean("validation/loss", loss * ranks.count, weight=float(weight))

@@ -27,7 +27,7 @@ from rlkit.models.optimizer_state import materialize_state
 from rlkit.models.reference import AveragedPolicy, FrozenPolicy, Reference, WeightAverage
 from rlkit.models.vision import backbone_of
 from rlkit.models.weights import trainable
-from rlkit.recipe import Critic, Recipe, Teacher, Train
+from rlkit.recipe import Critic, Model, Recipe, Teacher, Train
 from rlkit.train.optim import make_optimizer
 
 M = TypeVar("M", bound=nn.Module)
@@ -165,10 +165,14 @@ class Models:
         recipe: Checked.
         placer: Of this rank.
         pools: Have the models that the recipe places; None if it places none.
+        initial: The policy with which the run began, which is the reference; None if it is the recipe's.
     """
 
-    def __init__(self, recipe: Recipe, placer: Placer, pools: Pools | None = None) -> None:
+    def __init__(
+        self, recipe: Recipe, placer: Placer, pools: Pools | None = None, initial: Model | None = None
+    ) -> None:
         self._recipe, self.pools, train = recipe, pools, recipe.train
+        self._initial = initial or recipe.model
         actor = _load(recipe, placer)
         frozen = frozen_weights(backbone_of(actor.policy))
         self.policy = placer.trainable(actor, train, train)
@@ -178,7 +182,7 @@ class Models:
         self.reference: FrozenPolicy | PlacedModel | None = None
         if recipe.needs_reference:
             placed = self._placed("reference")
-            self.reference = placed or Reference(actor, recipe.model, placer.frozen, placer.empty)
+            self.reference = placed or Reference(actor, self._initial, placer.frozen, placer.empty)
         self.average = None if train.ema is None else WeightAverage(actor, train.ema)
         self.teachers = {} if recipe.teacher is None else self._load_teachers(recipe.teacher, placer)
 
@@ -197,15 +201,17 @@ class Models:
     def _placed(self, role: str, path: str | None = None) -> PlacedModel | None:
         return None if self.pools is None else self.pools.model(role, path)
 
+    @property
+    def _frozen(self) -> dict[str, FrozenPolicy]:
+        """The modules of this process that are not trained, by name; none of them is the policy's."""
+        frozen = {"reference": self.reference}
+        frozen |= {f"teacher {path or ''}".strip(): teacher for path, teacher in self.teachers.items()}
+        return {name: model for name, model in frozen.items() if isinstance(model, FrozenPolicy) and not model.shared}
+
     def padding_notes(self) -> list[str]:
         """Return the reasons why passes are padded instead of packed, by model."""
-        frozen = {
-            "reference": self.reference,
-            **{f"teacher {path or ''}".strip(): t for path, t in self.teachers.items()},
-        }
         passes = {name: module.inner.passes for name, module in self.trained.items()}
-        own = {n: m for n, m in frozen.items() if not (m is None or isinstance(m, PlacedModel))}
-        passes |= {name: model.passes for name, model in own.items() if not model.shared}
+        passes |= {name: model.passes for name, model in self._frozen.items()}
         by_reason: dict[str, list[str]] = {}
         for name, module_passes in passes.items():
             if module_passes.reason is not None:
@@ -224,7 +230,7 @@ class Models:
             elif self.reference is not None and self._recipe.reference is None:
                 teachers[None] = self.reference
             else:
-                teachers[None] = Reference(self.actor, self._recipe.model, placer.frozen, placer.empty)
+                teachers[None] = Reference(self.actor, self._initial, placer.frozen, placer.empty)
         elif section.urls is not None:
             teachers[section.path] = None
         for option, path in section.paths().items():
@@ -244,8 +250,7 @@ class Models:
     def offload(self, device: torch.device, keep_policy: bool) -> HostOffload:
         """Return the host offload of all that rollouts do not need: also the policy, if the engine has a copy."""
         modules: list[nn.Module] = [module.inner for name, module in self.trained.items() if name != "policy"]
-        frozen = [m for m in (self.reference, *self.teachers.values()) if not (m is None or isinstance(m, PlacedModel))]
-        modules += dict.fromkeys(model.actor for model in frozen if not model.shared)
+        modules += dict.fromkeys(model.actor for model in self._frozen.values())
         if self.average is not None:
             modules.append(self.average)
         if not keep_policy:

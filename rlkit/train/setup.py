@@ -26,10 +26,10 @@ from rlkit.interfaces.engine import Capability
 from rlkit.interfaces.launcher import is_launched
 from rlkit.interfaces.placement import Pools
 from rlkit.interfaces.runtime import BoundPart, Runtime
-from rlkit.models.actor import Actor, ScoreModel
+from rlkit.models.actor import ScoreModel
 from rlkit.models.config import naming
 from rlkit.models.size import find_config
-from rlkit.recipe import FLASH, FSDP2, Recipe
+from rlkit.recipe import FLASH, FSDP2, Model, Recipe
 from rlkit.registry import calling
 from rlkit.rollout.loop import EventLoop, close_on_loop
 from rlkit.rollout.service import RolloutService
@@ -83,10 +83,10 @@ def fabric_for(recipe: Recipe) -> Fabric:
         raise RecipeError(f"model.attention is {recipe.model.attention!r}, but there is no GPU; set it to sdpa")
     if recipe.train.offload_activations:
         require_device_memory(fabric)
-    require_divisible(recipe)
-    require_router(recipe)
     with suppress(UnavailableError):  # reported when the model is loaded
+        require_router(recipe)
         require_replay(recipe)
+        require_divisible(recipe)
     return fabric
 
 
@@ -107,7 +107,7 @@ def require_divisible(recipe: Recipe) -> None:
     """Refuse parallelism for models whose matrices or tokens cannot be divided, by their configurations.
 
     Raises:
-        RecipeError: A model is such, or its configuration is malformed.
+        RecipeError: A model is such, or its configuration is malformed; UnavailableError if the hub has none now.
     """
     strategy, model, critic, teacher = recipe.fabric.strategy, recipe.model, recipe.critic, recipe.teacher
     if not isinstance(strategy, FSDP2):
@@ -120,22 +120,16 @@ def require_divisible(recipe: Recipe) -> None:
     if teacher is not None and teacher.urls is None:
         models |= {option: replace(model, path=path, lora=None) for option, path in teacher.paths().items()}
     for option, loaded in models.items():
-        try:
-            with naming(option):
-                config = find_config(loaded)
-        except UnavailableError:  # reported when the model is loaded
-            continue
-        if strategy.tensor_parallel > 1:
-            with naming(option):
+        with naming(option):
+            config = find_config(loaded)
+            if strategy.tensor_parallel > 1:
                 plan_of(config, strategy.tensor_parallel)
-        if strategy.expert_parallel > 1:
-            with naming(option):
-                plan = expert_plan(config, strategy.expert_parallel)
-            if not plan and option == "model.path":
-                raise RecipeError(
-                    f"fabric.strategy has expert_parallel={strategy.expert_parallel}, but transformers has no plan for "
-                    f"experts of model.path {show(str(model.path))}, a {config.model_type!r}; set expert_parallel: 1"
-                )
+            has_plan = strategy.expert_parallel == 1 or expert_plan(config, strategy.expert_parallel)
+        if not has_plan and option == "model.path":
+            raise RecipeError(
+                f"fabric.strategy has expert_parallel={strategy.expert_parallel}, but transformers has no plan for "
+                f"experts of model.path {show(str(model.path))}, a {config.model_type!r}; set expert_parallel: 1"
+            )
         problem = division_problem(config) if strategy.sequence_parallel > 1 else None
         if problem is not None:
             raise RecipeError(
@@ -148,15 +142,12 @@ def require_router(recipe: Recipe) -> None:
     """Refuse the router's loss for models without a router, by the configuration.
 
     Raises:
-        RecipeError: The model has none, or its configuration is malformed.
+        RecipeError: The model has none, or its configuration is malformed; UnavailableError if the hub has none now.
     """
     coef = recipe.train.router_aux_loss_coef
     if not coef:
         return
-    try:
-        config = find_config(recipe.model)
-    except UnavailableError:  # reported when the model is loaded
-        return
+    config = find_config(recipe.model)
     if not hasattr(config.get_text_config(), "router_aux_loss_coef"):
         raise RecipeError(
             f"train.router_aux_loss_coef is {coef}, but model.path {show(recipe.model.path)} is of type "
@@ -166,7 +157,13 @@ def require_router(recipe: Recipe) -> None:
 
 @uncollected()
 def prepare_training(
-    recipe: Recipe, data: Data, fabric: Fabric, note: Callable[[str], None] = print, pools: Pools | None = None
+    recipe: Recipe,
+    data: Data,
+    fabric: Fabric,
+    note: Callable[[str], None] = print,
+    pools: Pools | None = None,
+    *,
+    initial: Model | None = None,
 ) -> TrainContext:
     """Load and place all models and bind the parts.
 
@@ -176,12 +173,12 @@ def prepare_training(
         fabric: Launched.
         note: Shows a warning.
         pools: Have the models that the recipe places; without them, those are loaded here.
+        initial: The policy with which the run began; None if it is the recipe's.
     """
     ranks = Ranks(fabric)
-    models = Models(recipe, Placer(fabric, ranks), pools)
+    models = Models(recipe, Placer(fabric, ranks), pools, initial)
     for text in models.padding_notes():
         note(text)
-    _close_rows(models.actor, data)
     start_replay(recipe, models.actor, note)
     offload = None
     if recipe.train.offload_during_rollout:
@@ -203,15 +200,13 @@ def prepare_rollouts(recipe: Recipe, data: Data, fabric: Fabric) -> RolloutServi
         fabric: Launched.
     """
     ranks = Ranks(fabric)
-    actor = load_actor(recipe, Placer(fabric, ranks))
-    _close_rows(actor, data)
-    service = RolloutService(recipe, data.dialogue, actor, ranks)
+    service = RolloutService(recipe, data.dialogue, load_actor(recipe, Placer(fabric, ranks)), ranks)
     _bind(recipe, data, service)
     return service
 
 
 def _bind(recipe: Recipe, data: Data, service: RolloutService, pools: Pools | None = None) -> None:
-    """Bind all parts, then the tools to the chat template.
+    """Bind all parts, then the tools to the chat template, as which a reward model scores conversations.
 
     If a part raises, the service is closed; its error hides those of parts that are closed unbound.
 
@@ -227,18 +222,14 @@ def _bind(recipe: Recipe, data: Data, service: RolloutService, pools: Pools | No
                     part.bind(runtime)
         data.bind_tools()
         data.dialogue.participants.note = service.note
+        if isinstance(service.actor, ScoreModel):
+            service.actor.close_with(data.dialogue.template.closing(), data.dialogue.template.stop_ids)
     except BaseException as error:
         try:
             service.close()
         except RlkitError as unbound:
             raise error from unbound
         raise
-
-
-def _close_rows(actor: Actor, data: Data) -> None:
-    """Let a reward model score conversations as the chat template renders them."""
-    if isinstance(actor, ScoreModel):
-        actor.close_with(data.dialogue.template.closing(), data.dialogue.template.stop_ids)
 
 
 @dataclass(frozen=True)

@@ -188,15 +188,12 @@ def test_a_script_with_two_trainers_is_read_for_one_and_lists_the_other() -> Non
 @pytest.mark.parametrize(
     ("text", "name", "trainer"),
     [
-        ("trl kto --max_steps 3", "run.sh", "KTO"),
-        ("trl reward --max_steps 3", "run.sh", "Reward"),
-        ("python examples/scripts/orpo.py --max_steps 3", "run.sh", "ORPO"),
-        ("python online_dpo.py --max_steps 3", "run.sh", "OnlineDPO"),
-        ("desirable_weight: 1.2", "train.yaml", "KTO"),
-        ("center_rewards_coefficient: 0.01", "train.yaml", "Reward"),
-        ("cpo_alpha: 0.5", "train.yaml", "CPO"),
-        ("KTOTrainer('m', args=KTOConfig(max_steps=3))", "train.py", "KTO"),
-        ("trl.RewardTrainer('m', args=trl.RewardConfig(max_steps=3))", "train.py", "Reward"),
+        ("trl bco --max_steps 3", "run.sh", "BCO"),
+        ("python examples/scripts/xpo.py --max_steps 3", "run.sh", "XPO"),
+        ("python nash_md.py --max_steps 3", "run.sh", "NashMD"),
+        ("max_steps: 3", "sdpo.yaml", "SDPO"),
+        ("PRMTrainer('m', args=PRMConfig(max_steps=3))", "train.py", "PRM"),
+        ("trl.TPOTrainer('m', args=trl.TPOConfig(max_steps=3))", "train.py", "TPO"),
     ],
 )
 def test_other_trainers_are_refused_by_name(text: str, name: str, trainer: str) -> None:

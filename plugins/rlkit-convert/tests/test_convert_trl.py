@@ -61,7 +61,9 @@ def test_the_references_mix_is_trls_alpha(words: str, mix: float) -> None:
     assert conversion.recipe["reference.mix"][0] == mix
 
 
-@pytest.mark.parametrize(("trainer", "is_corrected"), [("grpo", True), ("rloo", False), ("gold", False)])
+@pytest.mark.parametrize(
+    ("trainer", "is_corrected"), [("grpo", True), ("rloo", False), ("gold", False), ("online_dpo", False)]
+)
 def test_only_trls_grpo_corrects_vllm(trainer: str, is_corrected: bool) -> None:
     conversion = converted(f"{trainer} --use_vllm --vllm_importance_sampling_cap 2.0")
     assert ("correction.high" in conversion.recipe) is is_corrected

@@ -80,9 +80,7 @@ def test_it_is_the_mean_over_all_held_out_rows(tmp_path: Path, aggregation: str)
 
 
 def test_pairs_begin_at_log_2_with_no_preference(tmp_path: Path) -> None:
-    pairs = [{"prompt": row["prompt"], "chosen": row["completion"], "rejected": "0"} for row in SUMS]
-    write(tmp_path / "held_out.jsonl", pairs[:10])
-    lines = fit(tmp_path, "--loss=DPO", "--validation.every=4", rows=pairs[10:])
+    lines = fit(tmp_path, "--loss=DPO", "--validation.every=4", rows=preferences(tmp_path))
     before = result(tmp_path)["validation"]["before"]
     assert before["loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert before["margin"] == pytest.approx(0, abs=1e-6)
@@ -224,6 +222,45 @@ def test_two_ranks_measure_the_loss_of_one(tmp_path: Path) -> None:
     assert losses[:2] == pytest.approx(losses[2:], abs=1e-5)
 
 
-def test_validate_says_that_it_needs_a_reward(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["validate", "--recipe=quick_sft", "--reward=null"]) == 2
-    assert "rlkit validate scores completions, but the recipe has no `reward:`; add one" in capsys.readouterr().err
+def validate(folder: Path, *words: str) -> Any:
+    """Return the metrics of `rlkit validate` in a folder."""
+    done = rlkit_in_process("validate", *words, "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def preferences(folder: Path) -> list[dict[str, Any]]:
+    """Write the held-out pairs of sums and 0; return the others."""
+    pairs = [{"prompt": row["prompt"], "chosen": row["completion"], "rejected": "0"} for row in SUMS]
+    write(folder / "held_out.jsonl", pairs[:10])
+    return pairs[10:]
+
+
+@pytest.mark.parametrize("adapters", ["null", "{rank: 4}"])
+def test_validate_measures_a_checkpoint_against_the_policy_at_the_start(tmp_path: Path, adapters: str) -> None:
+    fit(tmp_path, "--loss=DPO", "--train.lr=1e-2", f"--model.lora={adapters}", rows=preferences(tmp_path))
+    of_run, after = result(tmp_path)["validation"], validate(tmp_path, "--checkpoint=run", "--out=out")
+    assert after == pytest.approx(of_run["after"], abs=1e-5)
+    assert abs(after["margin"]) > 0.01
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["results.json"]
+    before = validate(tmp_path, "--recipe=run/recipe.yaml")
+    assert before == pytest.approx(of_run["before"], abs=1e-6)
+
+
+def test_validate_prints_the_loss_of_each_checkpoint(tmp_path: Path) -> None:
+    fit(tmp_path, "--reward=MathReward", "--task.answer_field=completion", "--validation.samples=0")
+    alone = validate(tmp_path, "--checkpoint=tiny", "--checkpoint=run", "--recipe=run/recipe.yaml", "--reward=null")
+    of_run = result(tmp_path)["validation"]
+    losses = [metrics["loss"] for metrics in alone.values()]
+    assert losses == pytest.approx([of_run[when]["loss"] for when in ("before", "after")], abs=1e-5)
+    assert not any("accuracy" in metrics for metrics in alone.values())
+    both = validate(tmp_path, "--checkpoint=run")
+    assert both == pytest.approx({name: of_run["after"][name] for name in both}, abs=1e-5)
+    assert {"loss", "accuracy"} <= both.keys()
+
+
+def test_validate_says_that_the_reference_has_moved(tmp_path: Path) -> None:
+    fit(tmp_path, "--loss=DPO", "--reference.refresh_every=2", rows=preferences(tmp_path))
+    done = rlkit_in_process("validate", "--checkpoint=run", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "note: losses compare with the policy at the start, which `reference:` has updated since" in done.stderr

@@ -169,7 +169,8 @@ def test_what_no_rollout_needs_leaves_the_device() -> None:
     models: Any = Models.__new__(Models)
     models.teachers = {}
     policy, critic = Trained(Line()), Trained(Values())
-    reference = SimpleNamespace(shared=False, actor=Line())
+    reference: Any = Reference.__new__(Reference)
+    reference.shared, reference.actor = False, Line()
     for trained in (policy, critic):
         trained.optimizer.optimizer = trained.optimizer  # type: ignore[attr-defined]
     models.policy, models.critic, models.reference = policy, critic, reference

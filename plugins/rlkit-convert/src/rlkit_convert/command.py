@@ -10,14 +10,14 @@ from rlkit.base.text import safe
 from rlkit_convert import openrlhf, prime_rl, trl, trl_parts, verl, verl_parts
 from rlkit_convert.conversion import Conversion
 from rlkit_convert.source import read_text
-from rlkit_convert.trl_trainer import TRAINER
+from rlkit_convert.trl_trainer import TRAINER, TRAINERS
 from rlkit_convert.write import one_line, recipe_problems, recipe_text, remark
 
 USAGE = """usage: rlkit convert --from verl FILE [key=value ...]      a YAML file, or a shell script that runs main_ppo
        rlkit convert --from trl FILE [TRAINER] [--option value ...]
                                                             a YAML file of `trl`, a script with the command line, or a
                                                             Python script with GRPOConfig(...) and GRPOTrainer(...);
-                                                            TRAINER, if FILE names none: grpo, rloo, ppo, gold, sft, dpo
+                                                            TRAINER, if FILE names none, such as grpo, sft, dpo, kto
        rlkit convert --from openrlhf FILE [--option value ...]    a shell script that runs train_ppo_ray
        rlkit convert --from prime-rl FILE [--option value ...]    a TOML file of `rl`
     Prints a recipe that names the source of each option, followed by the options that have no equivalent and what to do
@@ -48,7 +48,7 @@ def run(argv: Sequence[str]) -> int:
     by_hand = [remark(conversion, key) for key in conversion.notes if key in conversion.by_hand]
     by_hand += recipe_problems(text)
     trainer = conversion.options.values.get(TRAINER)
-    source = f"{peer} (read as {str(trainer).upper()})" if trainer else peer
+    source = f"{peer} (read as {TRAINERS[str(trainer)]})" if trainer else peer
     print(safe(f"{HEAD.format(peer=peer, source=source, file=one_line(file))}\n{text}"), end="")
     _print_list("Not carried over as they are", [line for line in lines if NO_ACTION not in line])
     _print_list("Without an effect here", [line for line in lines if NO_ACTION in line])

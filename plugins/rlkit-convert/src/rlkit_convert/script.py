@@ -17,16 +17,20 @@ from rlkit_convert.source import PeerOptions
 from rlkit_convert.syntax import Script, add, arguments, name_of, text_of
 from rlkit_convert.trl_trainer import OTHERS, RECORDED, TRAINERS, refuse
 
-KINDS = tuple(trainer.upper() for trainer in TRAINERS)
-"""Before `Config` and `Trainer` in the names of TRL's classes: those to read first, if a script has several."""
+KINDS = {kind: trainer for trainer, kind in TRAINERS.items()}
+"""The trainers by what is before `Config` and `Trainer` in TRL's classes: those to read first, if there are several."""
 ADAPTERS = {
     "r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save",
     "task_type": "lora_task_type",
 }  # fmt: skip
 """Arguments of peft's `LoraConfig` that have other names in the options of TRL's command line."""
+RECORDED_ARGUMENTS = ("args", "data_collator", "train_dataset", "eval_dataset")
 TRAINER_ARGUMENTS = {
-    "SFT": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
-    "DPO": ("model", "ref_model", "args", "data_collator", "train_dataset", "eval_dataset"),
+    **dict.fromkeys(("SFT", "Reward", "ORPO", "CPO"), ("model", *RECORDED_ARGUMENTS)),
+    **dict.fromkeys(("DPO", "KTO"), ("model", "ref_model", *RECORDED_ARGUMENTS)),
+    **dict.fromkeys(("GKD", "GOLD"), ("model", "teacher_model", *RECORDED_ARGUMENTS)),
+    "OnlineDPO": ("model", "ref_model", "reward_funcs", *RECORDED_ARGUMENTS),
+    "Distillation": ("model", "teacher_model", "args", "train_dataset", "eval_dataset"),
 }
 """The arguments of trainers by position; of others, `SAMPLING_ARGUMENTS`."""
 SAMPLING_ARGUMENTS = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")
@@ -34,9 +38,9 @@ MODELS = {"model": "model_name_or_path", "teacher_model": "teacher_model_name_or
 """Arguments of a trainer that are models, and the options of their names."""
 OLD_ARGUMENTS = {
     "dataset_text_field", "max_seq_length", "packing", "beta", "loss_type", "label_smoothing", "max_length",
-    "max_prompt_length",
+    "max_prompt_length", "desirable_weight", "undesirable_weight",
 }  # fmt: skip
-"""Options that earlier versions of SFTTrainer and DPOTrainer took as arguments."""
+"""Options that earlier versions of trainers of recorded completions took as arguments."""
 TRANSFORMERS_RATE = 5e-5
 """The learning rate of `TrainingArguments` by default."""
 IGNORED = {"processing_class", "tokenizer", "reward_processing_classes"}
@@ -58,13 +62,14 @@ def read_script(content: str, name: str, wanted: str) -> tuple[PeerOptions, str]
         raise RecipeError(f"{name} is no Python script: {' '.join(str(error).split())}") from error
     options, script, subclasses = PeerOptions(), Script.of(tree), _subclasses(tree)
     calls = list(_calls(tree, subclasses))
-    kinds = sorted({kind for kind, _, _ in calls if kind}, key=lambda kind: (kind.lower() != wanted, KINDS.index(kind)))
+    order = [*KINDS]
+    kinds = sorted({kind for kind, _, _ in calls if kind}, key=lambda kind: (KINDS[kind] != wanted, order.index(kind)))
     if not kinds:
         _refuse_others(tree, name)
         return options, ""
     for kind in kinds[1:]:
         options.unresolved[f"{kind}Trainer"] = f"the script also trains with it, and is read as {kinds[0]}"
-    trainer = kinds[0].lower()
+    trainer = KINDS[kinds[0]]
     calls = [call for call in calls if call[0] == kinds[0] or (not call[0] and trainer in RECORDED)]
     for kind, part, call in calls:
         if part == "Config":
@@ -132,7 +137,7 @@ def _read_trainer(options: PeerOptions, script: Script, kind: str, call: ast.Cal
             read_quantization(options, script, script.resolve(node))
         elif key == "peft_config":
             _read_adapters(options, script, script.resolve(node))
-        elif key in OLD_ARGUMENTS and kind.lower() in RECORDED:
+        elif key in OLD_ARGUMENTS and KINDS[kind] in RECORDED:
             add(options, script, key, node)
         elif key in SPLITS:
             read_dataset(options, script, key, script.resolve(node))

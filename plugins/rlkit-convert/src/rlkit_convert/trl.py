@@ -1,14 +1,24 @@
-"""TRL's options (GRPO, RLOO, PPO, GOLD, SFT and DPO, with their scripts), and the rule of each."""
+"""TRL's options, with those of its scripts, and the rule of each."""
 
 from __future__ import annotations
 
 from rlkit.base.errors import RecipeError, show
-from rlkit_convert import trl_gold, trl_recorded
+from rlkit_convert import trl_distillation, trl_recorded
 from rlkit_convert.rules import COMBINED, ByHand, Equivalent, Rule, equivalents, read_together, without_equivalent
 from rlkit_convert.script import read_script
 from rlkit_convert.shell import commands
 from rlkit_convert.source import PeerOptions, read_yaml
-from rlkit_convert.trl_trainer import OTHERS, RECORDED, SAMPLING, TRAINER, TRAINERS, find_trainer, refuse
+from rlkit_convert.trl_trainer import (
+    ALIASES,
+    DISTILLED,
+    OTHERS,
+    RECORDED,
+    SAMPLING,
+    TRAINER,
+    TRAINERS,
+    find_trainer,
+    refuse,
+)
 from rlkit_convert.values import boolean, choice, integer, number, text
 
 MICRO = "nothing to do: train.max_tokens_per_micro_batch bounds memory (default: auto), and the gradient is the same"
@@ -27,7 +37,8 @@ ALL_DEFAULTS: dict[str, object] = {
 OWN_DEFAULTS: dict[str, dict[str, object]] = {
     "grpo": {"num_generations": 8, "beta": 0.0, "loss_type": "dapo", "scale_rewards": "group"},
     "rloo": {"num_generations": 2, "beta": 0.05},
-    "gold": trl_gold.DEFAULTS,
+    "online_dpo": {"beta": 0.1, "max_new_tokens": 64, "temperature": 0.9, "learning_rate": 5e-7},
+    **trl_distillation.DEFAULTS,
     **trl_recorded.DEFAULTS,
     "ppo": {
         "kl_coef": 0.05, "cliprange": 0.2, "cliprange_value": 0.2, "gamma": 1.0, "lam": 0.95, "response_length": 53,
@@ -98,7 +109,6 @@ REMEDIES = {
     "average_tokens_across_devices": "nothing to do: tokens are counted over all ranks",
     "bf16_full_eval fp16_full_eval": "nothing to do: validation computes in fabric.precision, as training does",
     "tf32": "rlkit does not use TF32; fabric.precision: bf16-mixed is faster",
-    "activation_checkpointing activation_checkpointing_kwargs": "train.checkpoint_activations",
     "torch_compile* liger_kernel_config use_cache torch_empty_cache_steps": "nothing to do: does not affect learning",
     "include_* disable_tqdm skip_memory_metrics debug": "nothing to do: all metrics are in metrics.jsonl",
     "trackio_*": "log.loggers: Trackio has space_id",
@@ -111,7 +121,8 @@ REMEDIES = {
     "use_cpu": "fabric.accelerator: cpu",
     "train_sampling_strategy length_column_name": "nothing to do: groups are divided among ranks by their length",
     "do_train do_eval do_predict": "nothing to do: rlkit fit trains, rlkit validate validates",
-    "transformers_* ignore_bias_buffers gradient_checkpointing_kwargs pad_to_multiple_of": "nothing to do",
+    "transformers_* ignore_bias_buffers pad_to_multiple_of": "nothing to do",
+    "gradient_checkpointing_kwargs activation_checkpointing_kwargs": "nothing to do",
 }  # fmt: skip
 """Remedies for options without an equivalent, including those of transformers' trainer."""
 
@@ -125,7 +136,7 @@ RULES: dict[str, Rule] = {
         "lr_scheduler_type warmup_steps adam_beta1 adam_beta2 optim bf16 beta use_bias_correction_kl kl_coef "
         "kl_estimator epsilon epsilon_high delta sapo_temperature_* vespo_* cliprange cliprange_value gamma lam "
         "loss_type importance_sampling_level scale_rewards normalize_advantages reward_clip_range sync_ref_model "
-        "ref_model_* report_to run_name project save_steps save_strategy eval_strategy eval_steps",
+        "ref_model ref_model_* report_to run_name project save_steps save_strategy eval_strategy eval_steps",
     }),
     **equivalents(text, {
         "model_name_or_path": "model.path", "sft_model_path": "model.path", "dataset_config": "task.name",
@@ -135,11 +146,13 @@ RULES: dict[str, Rule] = {
     }),
     **equivalents(boolean, {
         "trust_remote_code": "model.trust_remote_code", "gradient_checkpointing": "train.checkpoint_activations",
+        "activation_checkpointing": "train.checkpoint_activations",
         "mask_truncated_completions": "train.mask_truncated", "eval_on_start": "validation.before",
     }),
     **equivalents(integer, {
         "select": "train.max_rows", "max_prompt_length": "rollout.max_prompt_tokens",
         "max_completion_length": "rollout.sampling.max_tokens", "response_length": "rollout.sampling.max_tokens",
+        "max_new_tokens": "rollout.sampling.max_tokens",
         "seed": "train.seed", "save_total_limit": "save.keep_last", "num_machines": "fabric.num_nodes",
     }),
     **equivalents(number, {
@@ -150,7 +163,7 @@ RULES: dict[str, Rule] = {
         "router_aux_loss_coef": "train.router_aux_loss_coef",
     }),
     TRAINER: COMBINED,
-    **trl_gold.RULES,
+    **trl_distillation.RULES,
     "attn_implementation": Equivalent(
         "model.attention", choice({n: n for n in ("sdpa", "eager", "flash_attention_2", "flash_attention_3")})
     ),
@@ -181,6 +194,8 @@ RULES: dict[str, Rule] = {
     "generation_kwargs": ByHand("see rollout.sampling"),
     "lr_scheduler_kwargs": ByHand("options of train.schedule"),
     "whiten_rewards": ByHand("shaping.normalize divides by the running standard deviation"),
+    "max_length": ByHand("rollout.max_prompt_tokens, with rollout.overlong: left or drop"),
+    "judge": ByHand("a judge as the reward: rlkit docs judges"),
     "missing_eos_penalty": ByHand("reward Overlong falls as completions approach the limit"),
     "top_entropy_quantile": ByHand("rlkit trains on all tokens; losses ClipCov and KLCov select tokens", (1.0,)),
     "use_adaptive_entropy": ByHand(ENTROPY),
@@ -194,14 +209,16 @@ RULES: dict[str, Rule] = {
 
 def rules(options: PeerOptions) -> dict[str, Rule]:
     """Return the rules for the trainer of the options."""
-    return {**RULES, **trl_recorded.RULES} if options.values[TRAINER] in RECORDED else RULES
+    trainer = options.values[TRAINER]
+    own = trl_recorded.RULES if trainer in RECORDED else trl_distillation.DATA_RULES if trainer in DISTILLED else {}
+    return {**RULES, **own}
 
 
 def defaults(options: PeerOptions) -> dict[str, object]:
     """Return TRL's defaults for the trainer of the options."""
     own = OWN_DEFAULTS[str(options.values[TRAINER])]
     merged = {**ALL_DEFAULTS, **own}
-    if "response_length" in own:
+    if {"response_length", "max_new_tokens"} & own.keys():
         del merged["max_completion_length"]
     return merged
 
@@ -214,6 +231,7 @@ def read(content: str, name: str, overrides: list[str]) -> PeerOptions:
     """
     words: list[str] = []
     trainer = overrides.pop(0) if overrides and not overrides[0].startswith("--") else ""
+    trainer = ALIASES.get(trainer, trainer)
     if trainer and trainer not in (*TRAINERS, *OTHERS):
         raise RecipeError(
             f"{show(trainer, 60)} is neither an option of trl nor one of its trainers, expected `--option value` or "
@@ -236,6 +254,8 @@ def read(content: str, name: str, overrides: list[str]) -> PeerOptions:
         trainer = trainer or find_trainer(options.values, words, name)
         if trainer in OTHERS:
             refuse(name, trainer)
+        if trainer == "cpo" and "loss_type" not in options.unresolved:
+            trl_recorded.require_simpo(name, options.values.get("loss_type"))
         options.values[TRAINER] = trainer or "grpo"
         if not trainer:
             options.remarks[TRAINER] = ASSUMED

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from math import ceil
 
-from rlkit_convert import trl_gold, trl_recorded
+from rlkit_convert import trl_distillation, trl_recorded
 from rlkit_convert.conversion import Conversion
 from rlkit_convert.parts import PROJECT_LOGGERS, loggers, set_steps, truncation
 from rlkit_convert.trl import steps_between
-from rlkit_convert.trl_trainer import AGGREGATION, RECORDED, TRAINER
+from rlkit_convert.trl_trainer import AGGREGATION, DISTILLED, RECORDED, TRAINER
 from rlkit_convert.values import boolean, choice, integer, number, number_or_text, text
 
 UPDATE = ("per_device_train_batch_size", "num_processes", "gradient_accumulation_steps")
@@ -19,6 +19,8 @@ SCALES: dict[str, bool | str] = {
     "group": True, "True": True, "true": True, "batch": "batch", "none": False, "False": False, "false": False,
 }  # fmt: skip
 """TRL's values of `scale_rewards`, and rlkit's of `advantage.scale_by_std`."""
+PAIRED = "online_dpo"
+"""The trainer that compares two samples of a prompt, without an advantage."""
 LOGGERS = {**PROJECT_LOGGERS, "mlflow": ("MLflow", ""), "none": ("", "")}
 PEFT_TARGETS = (
     "without lora_target_modules peft chooses by the model's type, such as [q_proj, v_proj] for Llama and Qwen2; set "
@@ -69,8 +71,10 @@ def _set_rollouts(conversion: Conversion, key: str, steps: int, source: str, *al
 def batches(conversion: Conversion) -> None:
     """Set a step's prompts, samples, mini-batches and epochs; TRL counts completions and optimizer steps."""
     completions, updates = _rollout(conversion)
-    if trainer(conversion) in RECORDED:
+    if trainer(conversion) in (*RECORDED, "gkd", "distillation", PAIRED):  # whose batches count prompts
         conversion.set("train.prompts_per_step", completions, *UPDATE)
+        if trainer(conversion) not in RECORDED:
+            conversion.set("rollout.group_size", 2 if trainer(conversion) == PAIRED else 1, TRAINER)
         _length_of_run(conversion, completions, completions)
         return
     if trainer(conversion) == "ppo":
@@ -131,7 +135,9 @@ def model(conversion: Conversion) -> None:
         elif not conversion.is_unknown("lora_target_modules"):
             conversion.ask("use_peft", PEFT_TARGETS)
         for name in ("lora_dropout", "lora_modules_to_save", "lora_target_parameters"):
-            if conversion.raw(name):
+            if trainer(conversion) == "reward" and conversion.raw(name) in ("score", ["score"]):
+                conversion.note(name, "nothing to do: the head of a reward model is always trained")
+            elif conversion.raw(name):
                 conversion.ask(name, "rlkit's adapters have no dropout and no such targets")
     for name in ("dtype", "torch_dtype"):
         if conversion.has(name):
@@ -166,7 +172,7 @@ def optimizer(conversion: Conversion) -> None:
 
 def advantage(conversion: Conversion) -> None:
     """Set the estimator, and PPO's critic."""
-    if trainer(conversion) in ("gold", *RECORDED):
+    if trainer(conversion) in (*DISTILLED, *RECORDED, PAIRED):
         return
     if trainer(conversion) == "ppo":
         conversion.set("advantage", "GAE", TRAINER)
@@ -209,10 +215,10 @@ def _symmetric(value: object) -> float:
 
 def loss(conversion: Conversion) -> None:
     """Set the loss, its bounds and the weight of tokens."""
-    if trainer(conversion) == "gold":
-        trl_gold.loss(conversion)
+    if trainer(conversion) in DISTILLED:
+        trl_distillation.loss(conversion)
         return
-    if trainer(conversion) in RECORDED:
+    if trainer(conversion) in (*RECORDED, PAIRED):
         trl_recorded.loss(conversion)
         return
     if trainer(conversion) == "grpo":
@@ -264,13 +270,13 @@ def _grpo_loss(conversion: Conversion) -> None:
 def divergence(conversion: Conversion) -> None:
     """Set KL in the loss (GRPO) or in the reward (RLOO, PPO), and how the reference follows the policy."""
     key = "kl_coef" if trainer(conversion) == "ppo" else "beta"
-    if trainer(conversion) in ("gold", "sft") or conversion.get(key, number, 0.0) <= 0:
+    if trainer(conversion) not in ("grpo", "rloo", "ppo", "dpo", "kto") or conversion.get(key, number, 0.0) <= 0:
         return
     if trainer(conversion) == "grpo":
         conversion.carry("kl_loss.coef", key, number, 0.0)
         if conversion.get("use_bias_correction_kl", boolean, False):
             conversion.set("kl_loss.importance_weighted", True, "use_bias_correction_kl")
-    elif trainer(conversion) != "dpo":
+    elif trainer(conversion) not in RECORDED:
         conversion.carry("kl_reward.coef", key, number, 0.0)
         conversion.carry("kl_reward.estimator", "kl_estimator", text, "k1")
     if conversion.get("sync_ref_model", boolean, False):
@@ -281,7 +287,7 @@ def divergence(conversion: Conversion) -> None:
 
 def reward(conversion: Conversion) -> None:
     """Set the reward if rlkit has an equivalent; user code is named and not run."""
-    if trainer(conversion) in ("gold", *RECORDED):
+    if trainer(conversion) in (*DISTILLED, *RECORDED):
         conversion.set("reward", None)
         return
     names = conversion.raw("reward_funcs", [])
@@ -338,6 +344,14 @@ def _reward_of(function: str) -> tuple[str, dict[str, object]]:
     return "PythonReward", {"function": f"{module or 'trl.rewards'}:{name}"}
 
 
+def candidates(conversion: Conversion) -> None:
+    """Set which tokens may be sampled."""
+    if trainer(conversion) in DISTILLED:
+        trl_distillation.truncation(conversion)
+    else:
+        truncation(conversion)
+
+
 def engine(conversion: Conversion) -> None:
     """Set the engine and the correction of its mismatch."""
     if trainer(conversion) in RECORDED:
@@ -389,4 +403,4 @@ def running(conversion: Conversion) -> None:
     loggers(conversion, "report_to", LOGGERS, ("project", "huggingface"), "run_name")
 
 
-FUNCTIONS = (task, model, batches, optimizer, advantage, loss, divergence, reward, truncation, engine, running)
+FUNCTIONS = (task, model, batches, optimizer, advantage, loss, divergence, reward, candidates, engine, running)

@@ -12,16 +12,22 @@ from rlkit.base.errors import RecipeError
 
 TRAINER = "the trainer"
 """The key under which the trainer of the options is kept: one of `TRAINERS`."""
-SAMPLING = ("grpo", "rloo", "ppo", "gold")
-RECORDED = ("dpo", "sft")
-"""Trainers that learn from the completions in the rows."""
-TRAINERS = (*SAMPLING, *RECORDED)
-OTHERS = {
-    "online_dpo": "OnlineDPO", "dpo_online": "OnlineDPO", "kto": "KTO", "reward": "Reward", "orpo": "ORPO",
-    "cpo": "CPO", "bco": "BCO", "prm": "PRM", "gkd": "GKD", "xpo": "XPO", "tpo": "TPO", "nash_md": "NashMD",
+SAMPLING = {
+    "grpo": "GRPO", "rloo": "RLOO", "ppo": "PPO", "gold": "GOLD", "online_dpo": "OnlineDPO", "gkd": "GKD",
     "distillation": "Distillation",
 }  # fmt: skip
-"""Trainers that are not converted: the beginnings of their classes, by the names of their commands and files."""
+RECORDED = {"kto": "KTO", "orpo": "ORPO", "cpo": "CPO", "dpo": "DPO", "sft": "SFT", "reward": "Reward"}
+"""Trainers that learn from the completions in the rows."""
+TRAINERS = {**SAMPLING, **RECORDED}
+"""The beginnings of the trainers' classes, by the names of their commands and files."""
+DISTILLED = ("gold", "gkd", "distillation")
+"""Trainers that learn from a teacher."""
+ALIASES = {"dpo_online": "online_dpo"}
+OTHERS = {
+    "bco": "BCO", "prm": "PRM", "xpo": "XPO", "tpo": "TPO", "nash_md": "NashMD", "sdft": "SDFT", "sdpo": "SDPO",
+    "a2po": "A2PO", "gmpo": "GMPO",
+}  # fmt: skip
+"""Trainers that are not converted."""
 AGGREGATION = {
     "grpo": "seq_mean_token_mean", "dapo": "token_mean", "bnpo": "token_mean", "cispo": "token_mean",
     "dr_grpo": "seq_mean_token_sum_norm", "sapo": "seq_mean_token_mean",
@@ -30,8 +36,10 @@ AGGREGATION = {
 """The `loss_type` of GRPO, and rlkit's `train.aggregation`."""
 HINTS = {
     "rloo": {"normalize_advantages", "rloo_k", "reward_clip_range"},
-    "gold": {"use_uld_loss", "uld_use_hybrid_loss", "teacher_tokenizer_name_or_path", "lmbda"},
+    "online_dpo": {"max_new_tokens"},
+    "gold": {"use_uld_loss", "uld_use_hybrid_loss", "teacher_tokenizer_name_or_path", "lmbda", "seq_kd"},
     "ppo": {"kl_coef", "vf_coef", "cliprange", "cliprange_value", "num_ppo_epochs", "reward_model_path"},
+    "distillation": {"teacher_model_name_or_path", "teacher_model_revision", "teacher_model_init_kwargs"},
     "grpo": {
         "num_generations", "reward_funcs", "reward_weights", "num_iterations", "steps_per_generation", "epsilon",
         "generation_batch_size", "epsilon_high", "scale_rewards", "mask_truncated_completions",
@@ -77,27 +85,36 @@ def find_trainer(values: Mapping[str, object], words: Sequence[str], file: str) 
     named = _named([*(PurePath(script).stem for script in scripts), *scripts])
     if named in TRAINERS:
         return named
-    return _implied(values) or named or _named([PurePath(file).stem])
+    implied, named = _implied(values), named or _named([PurePath(file).stem])
+    if implied in RECORDED and named in RECORDED:  # which share many options
+        return named
+    return implied or named or _of_rows(values)
 
 
 def _named(texts: Sequence[str]) -> str:
     """Return the trainer in the first text that has one; those with samples may be a part of a word."""
     for text in texts:
-        for name in (*SAMPLING, *OTHERS, *RECORDED):
+        for name in (*SAMPLING, *ALIASES, *OTHERS, *RECORDED):
             if re.search(name if name in SAMPLING else rf"(?<![a-z]){name}(?![a-z])", text.lower()):
-                return name
+                return ALIASES.get(name, name)
     return ""
 
 
 def _implied(values: Mapping[str, object]) -> str:
     """Return the trainer that options imply; empty if any may have them."""
+    if "max_new_tokens" in values and values.keys() & (HINTS["gold"] | HINTS["distillation"]):
+        return "gkd"
     implied = next((trainer for trainer, names in HINTS.items() if names & values.keys()), "")
     types = values.get("loss_type")
     first = str(types[0] if isinstance(types, list) and types else types)
-    implied = implied or next((trainer for trainer, names in LOSS_TYPES.items() if first in names), "")
-    if not implied and "max_length" in values:
-        return "dpo" if "beta" in values else "sft"
-    return implied
+    return implied or next((trainer for trainer, names in LOSS_TYPES.items() if first in names), "")
+
+
+def _of_rows(values: Mapping[str, object]) -> str:
+    """Return the likeliest trainer of options that those of recorded completions have in common; empty if none is."""
+    if "max_length" not in values:
+        return ""
+    return "dpo" if "beta" in values else "sft"
 
 
 def refuse(file: str, trainer: str) -> NoReturn:
@@ -107,7 +124,7 @@ def refuse(file: str, trainer: str) -> NoReturn:
         RecipeError: Always.
     """
     raise RecipeError(
-        f"{file} trains with TRL's {OTHERS[trainer]}Trainer, which rlkit convert does not read, expected GRPO, RLOO, "
-        "PPO, GOLD, SFT or DPO; `rlkit recipe new FILE --task ROWS` writes a recipe from the columns of your rows: "
-        "rlkit docs supervised"
+        f"{file} trains with TRL's {OTHERS[trainer]}Trainer, which rlkit convert does not read, expected one of "
+        f"{', '.join(TRAINERS.values())}; `rlkit recipe new FILE --task ROWS` writes a recipe from the columns of your "
+        "rows: rlkit docs supervised"
     )

@@ -14,6 +14,7 @@ from rlkit.base.files import nearby
 from rlkit.base.functions import missing_function
 from rlkit.base.text import counted
 from rlkit.commands import parse_part
+from rlkit.interfaces.rows import label_of
 from rlkit.interfaces.task import RowReader
 from rlkit.registry.shelf import provider
 
@@ -21,8 +22,6 @@ PROMPTS = ("prompt", "question", "problem", "instruction", "input", "query", "te
 """Names of columns with prompts, the likeliest first."""
 ANSWERS = ("answer", "solution", "label", "target", "total", "output", "response", "ground_truth", "category")
 """Names of columns with reference answers, the likeliest first."""
-VERDICTS = ("true", "false", "0", "1", "0.0", "1.0")
-"""Labels of a completion that is right or wrong; others are classes."""
 RECORDED_PROMPTS = tuple(name for name in PROMPTS if name != "text")
 """Names of columns with the prompts of recorded completions: `text` is a complete text, which has none."""
 
@@ -214,7 +213,7 @@ def _recorded_loss(row: Mapping[str, object]) -> str | None:
         return "DPO"
     names = {column.lower() for column in columns}
     if "completion" in columns and names & {*RECORDED_PROMPTS}:
-        return "KTO" if str(row.get("label")).strip().lower() in VERDICTS else "CrossEntropy"
+        return "CrossEntropy" if label_of(row.get("label")) is None else "KTO"
     is_plain_text = "text" in columns and not names & {*RECORDED_PROMPTS, *ANSWERS}
     return "CrossEntropy" if is_plain_text or columns & {"messages", "conversations"} else None
 

@@ -57,12 +57,18 @@ def each_checkpoint(argv: Sequence[str]) -> dict[str, list[str]]:
         RecipeError: One is given no path or one without a policy, or is given twice.
         CheckpointError: The checkpoint cannot be read.
     """
-    other_arguments, paths = _split_arguments(argv)
+    _, paths = _split_arguments(argv)
     repeated = [path for path in paths if paths.count(path) > 1]
     if repeated:
         raise RecipeError(f"{FLAG} {repeated[0]} is given twice, expected different ones")
-    other_arguments = _with_recipe(other_arguments, paths)
+    other_arguments = without_checkpoint(argv)
     return {path: with_checkpoint([*other_arguments, f"{FLAG}={path}"]) for path in paths} or {"": other_arguments}
+
+
+def without_checkpoint(argv: Sequence[str]) -> list[str]:
+    """Return the arguments for the policy with which a run begins, without each `--checkpoint`, whose recipe stays."""
+    other_arguments, paths = _split_arguments(argv)
+    return _with_recipe(other_arguments, paths)
 
 
 def _split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:

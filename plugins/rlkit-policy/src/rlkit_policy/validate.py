@@ -1,4 +1,4 @@
-"""`rlkit validate`: answer a recipe's validation prompts, by one policy or several, and score the answers."""
+"""`rlkit validate`: validate one policy or several as a run does: answers are scored, and recorded ones have a loss."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from lightning.fabric import Fabric
 from rich.console import Console
 from rich.table import Table
 
-from rlkit.api.policy import Evaluation, fabric_for, sampling_service, samplings, validate
+from rlkit.api.policy import Evaluation, fabric_for, samplings, validate_policy
 from rlkit.api.prompts import Data, load_data
 from rlkit.base.errors import CheckpointError, RecipeError, RlkitError, explain
 from rlkit.base.terminal import echo, make_table, show
 from rlkit.commands import ALLOW_CODE, Parsed, parse
 from rlkit.distributed.offload import free_cached
-from rlkit.recipe import Recipe
+from rlkit.recipe import Model, Recipe
 from rlkit.records.environment import environment
 from rlkit.records.folder import json_text, of_rank, recipe_data, write_atomically
 from rlkit.records.validation_metrics import metric_rows
 from rlkit.records.verdict import p_text
-from rlkit_policy.checkpoint import CHECKPOINT, each_checkpoint, new_folder
+from rlkit_policy.checkpoint import CHECKPOINT, each_checkpoint, new_folder, without_checkpoint
 from rlkit_policy.harness import Harness
 
 OWN: list[tuple[str, dict[str, object]]] = [
@@ -43,20 +43,27 @@ OWN: list[tuple[str, dict[str, object]]] = [
 
 @dataclass
 class ValidationJob:
-    """What one policy answers: prompts, or a harness's tasks; it holds the policy once it is loaded."""
+    """What one policy answers: prompts, or a harness's tasks; it holds the policy once it is loaded.
+
+    `initial` is the policy with which the run began, if the loss compares with that.
+    """
 
     parsed: Parsed
     work: Data | Harness
+    initial: Model | None = None
 
 
 @dataclass
 class Validated:
-    """What came of it: its entry in `results.json`, metrics, the ids of the prompts, and what writes the answers."""
+    """What came of it: its entry in `results.json`, metrics, the ids of the prompts, and what writes the answers.
+
+    `write` is None where a loss alone is measured.
+    """
 
     entry: dict[str, object]
     evaluation: Evaluation
     prompts: list[str]
-    write: Callable[[Path], None]
+    write: Callable[[Path], None] | None
 
 
 @dataclass
@@ -86,7 +93,7 @@ class Report:
             validated.evaluation.compare("first", first.evaluation.accuracies)
         elif first is not None and rank == 0:
             echo(f"note: {name} is not compared with {self.checkpoints[0]}, which had other prompts", error=True)
-        if self.out is not None:
+        if self.out is not None and validated.write is not None:
             answers = f"answers-{self.checkpoints.index(name) + 1}" if self.several else "answers"
             _attempt(self.out / of_rank(answers, rank), validated.write)
             validated.entry["answers"] = answers
@@ -134,7 +141,7 @@ def run(argv: Sequence[str]) -> int:
     arguments = each_checkpoint(argv)
     for name, words in arguments.items():
         with _naming(name, len(arguments)):
-            jobs[name] = _prepare(words)
+            jobs[name] = _prepare(words, argv)
     report, fabric = _open(list(jobs), next(iter(jobs.values())).parsed)
     for name in arguments:
         try:
@@ -161,8 +168,9 @@ def _clear_frames(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def _prepare(argv: Sequence[str]) -> ValidationJob:
-    parsed = parse("validate", argv, OWN)
+def _prepare(words: Sequence[str], argv: Sequence[str]) -> ValidationJob:
+    """Return the job of a policy, from the words that name it and from all that were given."""
+    parsed = parse("validate", words, OWN)
     if parsed.options.harness:
         return ValidationJob(parsed, _harness(parsed))
     if parsed.options.harness_path:
@@ -171,12 +179,15 @@ def _prepare(argv: Sequence[str]) -> ValidationJob:
         )
     if parsed.recipe.validation is None:
         raise RecipeError("validation is off, so there is nothing to validate: set the section validation")
-    if parsed.recipe.measures_losses_alone:
-        raise RecipeError(
-            "rlkit validate scores completions, but the recipe has no `reward:`; add one, such as --reward MathReward "
-            "(the held-out loss is measured in runs)"
-        )
-    return ValidationJob(parsed, load_data(parsed.recipe))
+    return ValidationJob(parsed, load_data(parsed.recipe), _initial(parsed.recipe, argv))
+
+
+def _initial(recipe: Recipe, argv: Sequence[str]) -> Model | None:
+    """Return the policy with which the run began, if the loss of recorded completions is measured against it."""
+    teacher = recipe.teacher
+    if recipe.method.samples or not (recipe.needs_reference or (teacher is not None and teacher.path is None)):
+        return None
+    return parse("validate", without_checkpoint(argv), OWN).recipe.model
 
 
 def _harness(parsed: Parsed) -> Harness:
@@ -212,14 +223,13 @@ def _run(job: ValidationJob, name: str, fabric: Fabric) -> Validated:
         result = work.run(model, fabric.device, "bfloat16" if half else "float32")
         entry |= {"metrics": result.metrics, "harness": result.details}
         return Validated(entry, Evaluation(metrics=result.metrics), [], result.write)
-    evaluation, prompts = _validate(job.parsed.recipe, work, fabric), [prompt.id for prompt in work.validation]
+    is_trained = job.initial is not None and job.initial.path != model.path
+    if is_trained and job.parsed.recipe.reference is not None and fabric.is_global_zero:
+        echo("note: losses compare with the policy at the start, which `reference:` has updated since", error=True)
+    evaluation = validate_policy(job.parsed.recipe, work, fabric, job.initial)
+    prompts = [prompt.id for prompt in work.validation]
     entry |= {"prompts": len(prompts), "metrics": evaluation.metrics}
-    return Validated(entry, evaluation, prompts, evaluation.write)
-
-
-def _validate(recipe: Recipe, data: Data, fabric: Fabric) -> Evaluation:
-    with sampling_service(recipe, data, fabric) as service:
-        return validate(service, data.validation)
+    return Validated(entry, evaluation, prompts, evaluation.write if evaluation.answers else None)
 
 
 def _attempt(stem: Path, write: Callable[[Path], None]) -> None:

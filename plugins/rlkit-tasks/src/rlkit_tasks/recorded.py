@@ -9,6 +9,7 @@ from typing import NamedTuple
 from rlkit.base.errors import RecipeError, show
 from rlkit.base.ranges import LARGEST_FLOAT
 from rlkit.interfaces.reward import as_number
+from rlkit.interfaces.rows import label_of
 from rlkit.types import Message, RecordedAnswer, Row
 from rlkit_tasks.chat import ChatRow, context
 
@@ -62,7 +63,7 @@ def _recorded(chat: ChatRow, prompt: Sequence[Message] | None) -> Recording:
     prompted = prompt is not None
     turns = chat.answer(row.get("completion"), "completion") if prompted else []
     if turns:
-        label = _label(row.get("label"))
+        label = label_of(row.get("label"))
         if label is not None:
             reward = label
         elif _is_reward(row.get("reward")):
@@ -165,13 +166,6 @@ def _of_turns(row: Row, messages: list[Message], location: str) -> list[float]:
     if len(finite) != turns or len(numbers) != turns:
         raise RecipeError(f"{what} is {show(rewards)}, expected a number for each of {turns} turns of the assistant")
     return finite
-
-
-def _label(value: object) -> float | None:
-    """Return 1 or 0 for a label that is true or false; None for any other."""
-    if isinstance(value, str):
-        return {"true": 1.0, "1": 1.0, "false": 0.0, "0": 0.0}.get(value.strip().lower().removesuffix(".0"))
-    return float(value) if isinstance(value, int | float) and value in (0, 1) else None
 
 
 def _is_reward(value: object) -> bool:
