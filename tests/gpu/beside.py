@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from rlkit.interfaces.callback import Callback, RolloutsEnd, StepEnd, TrainingBatch
+from rlkit.interfaces.callback import Callback, RolloutsEnd, RunStart, StepEnd, TrainingBatch
 from rlkit.run.preflight.memory import rss_mb
 from tests.gpu.bench import Work, rlkit_recipe
 from tests.served import children
@@ -64,6 +64,8 @@ class Watch(Callback):
         self.peaks: dict[str, list[float]] = defaultdict(list)
         self.rows: list[dict[str, float]] = []
         self._peak, self._lock, self._ended = 0.0, threading.Lock(), threading.Event()
+
+    def on_run_start(self, event: RunStart) -> None:
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -116,12 +118,12 @@ def summary(rows: Sequence[Mapping[str, float]], peaks: Peaks, weights: float) -
         peaks: The largest memory of each step by phase, in GiB.
         weights: Size of the weights that a sync sends, in GiB.
     """
-    names = ("sample", "update", "sync")
-    seconds = {name: statistics.median(row[f"time/{name}"] for row in rows[1:]) for name in names}
+    sample, update = (statistics.median(row[name] for row in rows[1:]) for name in ("time/sample", "time/update"))
+    sync = statistics.median(row.get("engine/sync_seconds", row["time/sync"]) for row in rows[1:])
     memory = ", ".join(f"{phase} {values[SETTLED - 1]:.1f} to {values[-1]:.1f}" for phase, values in peaks.items())
     return (
-        f"{len(rows)} steps: sample {seconds['sample']:.2f}, update {seconds['update']:.2f}, "
-        f"sync {seconds['sync']:.2f} s ({weights / seconds['sync']:.1f} GiB/s); GiB on the GPU from step {SETTLED} to "
+        f"{len(rows)} steps: sample {sample:.2f}, update {update:.2f}, sync {sync:.3f} s "
+        f"({weights / sync:.1f} GiB/s); GiB on the GPU from step {SETTLED} to "
         f"the last: {memory}; mismatch {max(row['mismatch/mean'] for row in rows):.1e}"
     )
 

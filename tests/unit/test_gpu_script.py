@@ -156,7 +156,7 @@ def test_a_pack_comes_before_all_other_packages(tmp_path: Path) -> None:
 
 STEP = {
     "rollout/failed": 0.0, "mismatch/mean": 1e-3, "engine/restarts": 1.0, "time/sample": 2.0, "time/update": 1.0,
-    "time/sync": 0.5,
+    "engine/sync_seconds": 0.5, "time/sync": 0.0,
 }  # fmt: skip
 
 
@@ -179,7 +179,7 @@ def test_a_run_beside_sglang_that_leaks_or_loses_is_wrong(
     assert wrong_beside(rows, peaks, restarts=1) == ([] if problem is None else [problem])
     if problem is None:
         assert summary_beside(rows, peaks, weights=1.0) == (
-            "4 steps: sample 2.00, update 1.00, sync 0.50 s (2.0 GiB/s); GiB on the GPU from step 3 to the last: "
+            "4 steps: sample 2.00, update 1.00, sync 0.500 s (2.0 GiB/s); GiB on the GPU from step 3 to the last: "
             "sampling 40.0 to 40.0, learning 20.0 to 20.2; mismatch 1.0e-03"
         )
 
