@@ -8,8 +8,6 @@ server is killed while the trainer learns. The last line sums up, or says what i
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 import statistics
 import sys
 import tempfile
@@ -25,7 +23,6 @@ import torch
 from rlkit.interfaces.callback import Callback, RolloutsEnd, RunStart, StepEnd, TrainingBatch
 from rlkit.run.preflight.memory import rss_mb
 from tests.gpu.bench import Work, rlkit_recipe
-from tests.served import children
 
 INTERVAL = 0.02
 """Seconds between two readings of the memory."""
@@ -47,9 +44,11 @@ def used_gib() -> float:
 
 def kill_server() -> None:
     """Kill the server of SGLang that a supervisor of this process has started."""
-    processes = [server for supervisor in children(os.getpid()) for server in children(supervisor)]
-    [server] = [pid for pid in processes if b"sglang.launch_server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    os.kill(server, signal.SIGKILL)
+    import psutil  # which SGLang requires
+
+    processes = [server for supervisor in psutil.Process().children() for server in supervisor.children()]
+    [server] = [process for process in processes if "sglang.launch_server" in process.cmdline()]
+    server.kill()
 
 
 class Watch(Callback):
@@ -147,6 +146,8 @@ def main(argv: list[str]) -> int:
         fit(recipe, out=Path(folder) / "run", quiet=True)
     watch.close()
     problems = wrong(watch.rows, watch.peaks, restarts=int(not given.alone))
+    if len(watch.rows) != given.steps:
+        problems.append(f"{len(watch.rows)} steps, expected {given.steps}")
     stored = sum(file.stat().st_size for file in given.model.glob("*.safetensors"))
     print("; ".join(problems) or summary(watch.rows, watch.peaks, stored / 2**30 / 2))  # stored in 32 bits, sent in 16
     return int(bool(problems))
