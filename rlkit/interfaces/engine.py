@@ -85,7 +85,7 @@ class RolloutEngine(BoundPart):
     """The `model_type` of models whose pictures the product reads."""
 
     packages: ClassVar[Mapping[str, Callable[[str], str]]] = MappingProxyType({})
-    """Distributions that the engine needs, each with a description of an installed version, for `rlkit doctor`."""
+    """Distributions that the engine needs, each with a description of its version, "" for none, for `rlkit doctor`."""
 
     def __init_subclass__(cls) -> None:
         """Refuse a boolean of before `Capability`, which would be ignored.

@@ -1,49 +1,23 @@
 #!/usr/bin/env bash
 # What only a GPU shows, without a network, in commands of under nine minutes each, what may fail first:
 #   bash tests/gpu/all.sh [--dry-run] [GROUP] [FOLDER]
-# GROUP is core (runs of `fit`), tests, speed, sglang or sglang-more; all of them without it, nine minutes for each.
-# `first`, which first.sh runs, is the riskiest of them and profiles, side by side where no time is measured.
+# GROUP is core (runs of `fit`), tests, speed, sglang, sglang-more or sglang-speed; all of them without it, nine minutes
+# for each. `first`, which first.sh runs, is the riskiest of them and profiles, side by side where no time is measured.
 # FOLDER is where logs, run folders and table.txt go; commands that share one share the model too.
-#   bash tests/gpu/all.sh wheels FOLDER [FREEZE]
-# collects, where there is a network, the wheels for Python 3.12 that an image with torch and Lightning lacks, rlkit
-# among them; FREEZE lists what the image has (`pip freeze`), which is left out. With WHEELS=FOLDER the other commands
-# install them first, offline, if rlkit is not installed.
+# PACK is the folder of an archive of plugins/rlkit-servers/pack/pack.py, for a machine without rlkit or SGLang:
+#   python plugins/rlkit-servers/pack/pack.py pack.tgz --sglang 0.5.17 pytest pytest-timeout hypothesis
 # --dry-run lists what would be run. Every check runs whatever became of the others, while there is time. PYTHON chooses
 # the environment, SECONDS_IN_ALL the time of a group. Exit status: 0 all is well, 1 a check failed, 2 nothing was run.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 2
 dry=0
 [ "${1:-}" = --dry-run ] && { dry=1; shift; }
-groups="core tests speed sglang sglang-more"
-case " $groups wheels first " in *" ${1:-} "*) groups=$1; shift ;; esac
+groups="core tests speed sglang sglang-more sglang-speed"
+case " $groups first " in *" ${1:-} "*) groups=$1; shift ;; esac
 python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}
 limit=${SECONDS_IN_ALL:-540}
 
-# What rlkit and its tests import beside torch, Lightning, transformers, peft and what these need.
-lacking=("datasets" "jsonargparse[signatures]>=4.53,<5" "jsonschema" "pydantic>=2"
-    "annotated-types" "shtab" "pluggy>=1.5" "cloudpickle" "rich" "pytest" "pytest-timeout" "hypothesis")
-
-# wheels FOLDER [FREEZE]: collect wheels for another machine.
-wheels() {
-    local to=$1 has=${2:-/dev/null} file name
-    "$python" -m pip download --quiet --dest "$to" --only-binary :all: --implementation cp --python-version 3.12 \
-        --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 --platform any "${lacking[@]}" || return 1
-    "$python" -m pip wheel --quiet --no-deps --wheel-dir "$to" . || return 1
-    for file in "$to"/*.whl; do
-        name=$(basename "$file" | cut -d - -f 1 | tr '_.' '--')
-        if cut -d = -f 1 "$has" | cut -d ' ' -f 1 | tr '_.' '--' | grep -qix -- "$name"; then rm "$file"; fi
-    done
-    du -sh "$to"
-}
-
-if [ "$groups" = wheels ]; then
-    if [ $# -eq 0 ]; then
-        echo "wheels needs a folder: bash tests/gpu/all.sh wheels FOLDER [FREEZE]"
-        exit 2
-    fi
-    wheels "$@"
-    exit
-fi
+[ -n "${PACK:-}" ] && export PYTHONPATH="$PACK${PYTHONPATH:+:$PYTHONPATH}"
 
 # installed: whether rlkit is there for its command too, and not only as a folder beside this script.
 installed() {
@@ -52,12 +26,9 @@ installed() {
 
 gpus=1
 if [ "$dry" -eq 0 ]; then
-    if [ -n "${WHEELS:-}" ] && ! installed; then
-        "$python" -m pip install --quiet --no-index --find-links "$WHEELS" rlkit-fabric pytest pytest-timeout hypothesis
-    fi
     if ! installed; then
-        echo "$python has no rlkit: nothing was run; install it (pip install -e '.[test]'; offline, set WHEELS to what" \
-            "'bash tests/gpu/all.sh wheels FOLDER' has collected), or set PYTHON"
+        echo "$python has no rlkit: nothing was run; install it (pip install -e '.[test]'), or set PYTHON, or set PACK" \
+            "to the folder of an archive of plugins/rlkit-servers/pack/pack.py"
         exit 2
     fi
     gpus=$("$python" -c 'import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)')
@@ -186,20 +157,24 @@ with_sglang() {
 
 sglang() {
     model
-    fit sglang "${beside[@]}"
-    tests tests-sglang 240
+    check sglang-steps 300 "$python" -m tests.gpu.beside "$folder/model"
     fit sglang-lora "${beside[@]}" "${lora[@]}" --rollout.engine.launch.adapter_only=true
 }
 
 sglang_more() {
     model
-    check sampling-sglang 180 "$python" -m tests.gpu.bench sglang "$folder/model" --prompts=32
+    tests tests-sglang 240
     fit sglang-fp32 "${beside[@]}" --fabric.precision=32-true
     fit sglang-torchrun --torchrun "${beside[@]}"
     on_two sglang-tp fit sglang-tp "${beside[@]}" --rollout.engine.launch.tensor_parallel=2 --fabric.devices=2 \
         --fabric.strategy=fsdp2
     on_two sglang-group fit sglang-group --rollout.engine=SGLangServer --rollout.engine.first_gpu=1 \
         --rollout.engine.transport=group
+}
+
+sglang_speed() {
+    model
+    check sampling-sglang 180 "$python" -m tests.gpu.bench sglang "$folder/model" --prompts=32
 }
 
 [ "$dry" -eq 1 ] || [ "$groups" = first ] || doctor
@@ -212,6 +187,7 @@ for group in $groups; do
         speed) speed ;;
         sglang) with_sglang sglang ;;
         sglang-more) with_sglang sglang_more ;;
+        sglang-speed) with_sglang sglang_speed ;;
     esac
 done
 echo "logs: $folder"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -136,6 +137,9 @@ def fit_side(work: Work) -> Metrics:
 
 def sglang_side(work: Work) -> Metrics:
     """Sample the same prompts with SGLang alone; return the median of the tokens a second."""
+    from rlkit_servers.sglang.launch import environment, is_packed
+
+    os.environ.update(environment(0, 60.0))
     import sglang
     from transformers import AutoTokenizer
 
@@ -144,7 +148,10 @@ def sglang_side(work: Work) -> Metrics:
         tokenizer.apply_chat_template([{"role": "user", "content": q}], add_generation_prompt=True, return_dict=False)
         for q, _ in work.rows
     ]
-    engine = sglang.Engine(model_path=str(work.model), dtype="bfloat16", mem_fraction_static=0.4, log_level="error")
+    options = {"attention_backend": "triton"} if is_packed() else {}
+    engine = sglang.Engine(
+        model_path=str(work.model), dtype="bfloat16", mem_fraction_static=0.4, log_level="error", **options
+    )
     sampling = {"temperature": 1.0, "max_new_tokens": work.length}
     speeds = []
     for start in range(0, len(ids), work.prompts):

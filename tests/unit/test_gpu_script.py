@@ -14,6 +14,9 @@ import yaml
 
 from rlkit.testing import save_random_model
 from tests.conftest import ROOT
+from tests.gpu.beside import main as beside
+from tests.gpu.beside import summary as summary_beside
+from tests.gpu.beside import wrong as wrong_beside
 from tests.gpu.profile import main as profile
 from tests.gpu.trial import KEY_BIAS, wrong
 from tests.gpu.trial import main as trial
@@ -39,11 +42,13 @@ def test_what_would_be_run_is_listed(tmp_path: Path) -> None:
     assert done.returncode == 0
     names = [line.split()[0] for line in done.stdout.splitlines()]
     assert names[:3] == ["model", "alone", "lora-offload"]  # what may fail first
-    assert {"tests-kernels", "step-trl", "decode", "fsdp2", "sampling-sglang"} <= set(names)
+    assert {"tests-kernels", "step-trl", "decode", "fsdp2", "sglang-steps", "sglang-lora", "sampling-sglang"} <= set(
+        names
+    )
     assert (tmp_path / "table.txt").read_text().splitlines() == done.stdout.splitlines()[:-1]
 
 
-@pytest.mark.parametrize("group", ["core", "tests", "speed", "sglang", "sglang-more"])
+@pytest.mark.parametrize("group", ["core", "tests", "speed", "sglang", "sglang-more", "sglang-speed"])
 def test_a_group_ends_within_nine_minutes(group: str, tmp_path: Path) -> None:
     rows = run("--dry-run", group, str(tmp_path)).stdout.splitlines()[:-1]
     limits = [int(seconds) for row in rows for seconds in re.findall(r"not run +(\d+) s ", row)]
@@ -142,33 +147,41 @@ def test_what_there_is_no_time_for_is_not_run(tmp_path: Path) -> None:
     assert (tmp_path / "ran").read_text() == "ran\n" * 2  # whether rlkit is installed, and rlkit doctor
 
 
-def test_rlkit_is_installed_offline_where_it_is_not(tmp_path: Path) -> None:
-    body = """echo "$*" >>"$(dirname "$0")/ran"
-        case "$*" in
-        *"pip install"*) touch "$(dirname "$0")/installed" ;;
-        *version*) [ -e "$(dirname "$0")/installed" ] ;;
-        *cuda.device_count*) echo 0 ;;
-    esac"""
-    done = run("core", str(tmp_path), PYTHON=fake_python(tmp_path, body), WHEELS="/wheels")
+def test_a_pack_comes_before_all_other_packages(tmp_path: Path) -> None:
+    body = 'echo "$PYTHONPATH" >>"$(dirname "$0")/ran"; case "$*" in *cuda.device_count*) echo 0 ;; esac'
+    done = run("sglang", str(tmp_path), PYTHON=fake_python(tmp_path, body), PACK="/pack", PYTHONPATH="/other")
     assert done.stdout == "no GPU: nothing was run\n"
-    [words] = [line for line in (tmp_path / "ran").read_text().splitlines() if "pip" in line]
-    assert words.startswith("-m pip install --quiet --no-index --find-links /wheels rlkit-fabric pytest")
+    assert set((tmp_path / "ran").read_text().splitlines()) == {"/pack:/other"}
 
 
-def test_wheels_that_an_image_has_are_left_out(tmp_path: Path) -> None:
-    """Names are compared as pip does; a freeze has versions, or where a package came from."""
-    body = """while [ $# -gt 0 ]; do case $1 in --dest | --wheel-dir) to=$2 ;; esac; shift; done
-        touch "$to"/{datasets-4.0-py3-none-any,PyYAML-6.0-cp312,typeshed_client-2.8-py3,numpy-2.3-cp312}.whl"""
-    freeze = tmp_path / "freeze.txt"
-    freeze.write_text("pyyaml==6.0\nnumpy @ file:///build/numpy\ntypeshed-client-extra==1\n")
-    wheels = tmp_path / "wheels"
-    wheels.mkdir()
-    done = run("wheels", str(wheels), str(freeze), PYTHON=fake_python(tmp_path, body))
-    assert done.returncode == 0, done.stderr
-    assert sorted(file.name for file in wheels.iterdir()) == [
-        "datasets-4.0-py3-none-any.whl", "typeshed_client-2.8-py3.whl",
-    ]  # fmt: skip
-    assert run("wheels").returncode == 2
+STEP = {
+    "rollout/failed": 0.0, "mismatch/mean": 1e-3, "engine/restarts": 1.0, "time/sample": 2.0, "time/update": 1.0,
+    "engine/sync_seconds": 0.5, "time/sync": 0.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "sampling", "problem"),
+    [
+        ({}, 40.0, None),
+        ({"engine/restarts": 0.0}, 40.0, "engine/restarts is 0, expected 1"),
+        ({"rollout/failed": 2.0}, 40.0, "step 4: rollout/failed is 2"),
+        ({"mismatch/mean": math.nan}, 40.0, "step 4: mismatch/mean is nan"),
+        ({}, 41.0, "memory in sampling grows from 40.0 GiB in step 3 to 41.0"),
+    ],
+)
+def test_a_run_beside_sglang_that_leaks_or_loses_is_wrong(
+    change: dict[str, float], sampling: float, problem: str | None
+) -> None:
+    """Memory of the first steps, which compile, does not count."""
+    rows = [STEP, STEP, STEP, STEP | change]
+    peaks = {"sampling": [60.0, 50.0, 40.0, sampling], "learning": [30.0, 30.0, 20.0, 20.25]}
+    assert wrong_beside(rows, peaks, restarts=1) == ([] if problem is None else [problem])
+    if problem is None:
+        assert summary_beside(rows, peaks, weights=1.0) == (
+            "4 steps: sample 2.00, update 1.00, sync 0.500 s (2.0 GiB/s); GiB on the GPU from step 3 to the last: "
+            "sampling 40.0 to 40.0, learning 20.0 to 20.2; mismatch 1.0e-03"
+        )
 
 
 GOOD = {
@@ -226,3 +239,12 @@ def test_steps_and_passes_are_profiled(
     name, *options = part
     assert profile([name, str(tmp_path / "model"), *options]) == 0
     assert said in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_steps_are_watched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a GPU, in the trainer's process."""
+    save_random_model(tmp_path / "model", key_bias=KEY_BIAS, vocab_size=520)
+    words = ("--alone", "--steps=4", "--prompts=2", "--length=4")
+    assert beside([str(tmp_path / "model"), *words]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("4 steps: sample ")

@@ -28,8 +28,9 @@ ORDER = (
     "json-and-format-rewards", "judges", "programs", "my-first-gpu-run", "why-it-does-not-learn", "out-of-memory",
     "recipes", "commands", "algorithms", "supervised", "distillation", "looking-at-a-run", "metrics", "evaluation",
     "checkpoints", "use-your-model", "tested-models", "lora", "mixtures", "several-gpus", "placement", "clusters",
-    "scaling", "servers", "asynchronous", "tools-and-environments", "agents", "self-play", "plugins", "verbs", "fields",
-    "data-types", "python", "tinker", "the-loop", "architecture", "developing", "from-trl", "from-verl",
+    "scaling", "servers", "bare-images", "asynchronous", "tools-and-environments", "agents", "self-play", "plugins",
+    "verbs", "fields", "data-types", "python", "tinker", "the-loop", "architecture", "developing", "from-trl",
+    "from-verl",
 )  # fmt: skip
 """The topics, as a newcomer reads them."""
 PLUGINS = "plugins/"

@@ -77,9 +77,10 @@ def facts(registry: Registry) -> list[tuple[str, str]]:
         checks |= part.cls.packages  # type: ignore[attr-defined]
     for name, check in checks.items():
         try:
-            rows.append((name, check(metadata.version(name))))
+            version = metadata.version(name)
         except metadata.PackageNotFoundError:
-            rows.append((name, f"not installed ({extra_command(name)})"))
+            version = ""
+        rows.append((name, check(version) or f"not installed ({extra_command(name)})"))
     rows.append(("CPUs", f"{os.cpu_count()}, torch uses {torch.get_num_threads()} threads"))
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     rows.append(("GPUs", ", ".join(gpus) or "none: runs use the CPU"))

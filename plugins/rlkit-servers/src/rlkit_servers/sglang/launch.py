@@ -7,9 +7,11 @@ import os
 import re
 from importlib import metadata
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from packaging.requirements import Requirement
 
 from rlkit.base.errors import EngineError
 from rlkit.base.installed import extra_command
@@ -22,6 +24,12 @@ if TYPE_CHECKING:
 
 FIRST, LAST = (0, 5, 17), (0, 5, 23)
 """The first and last release that rlkit is tested with."""
+
+FOR_TORCH = {"2.11": "0.5.17", "2.13": "0.5.21"}
+"""The newest release for each torch that rlkit supports; there is none for 2.12, and all are built for CUDA 13."""
+
+SHOWN = 4
+"""Packages that a message names."""
 
 CPU_TOKENS = "65536"
 """Tokens of KV cache on a CPU, where SGLang would otherwise take most of the memory."""
@@ -63,7 +71,7 @@ def release(version: str) -> tuple[int, ...]:
         first, last = (".".join(map(str, x)) for x in (FIRST, LAST))
         raise EngineError(
             f"SGLang is {version}, but rlkit works with {first} to {last}; install a supported release: "
-            f"{extra_command('sglang')}"
+            f"{install_command()}"
         )
     return numbers
 
@@ -78,21 +86,71 @@ def require_sglang() -> None:
         version = metadata.version("sglang")
     except metadata.PackageNotFoundError:
         raise EngineError(
-            f"sglang is not installed in this environment: {extra_command('sglang')}, set the urls of running servers, "
+            f"sglang is not installed in this environment: {install_command()}, set the urls of running servers, "
             "or choose rollout.engine: TorchEngine"
         ) from None
     release(version)
 
 
+def install_command() -> str:
+    """Return the command that installs the release for the torch and CUDA that are here, for messages."""
+    if not torch.cuda.is_available():
+        return extra_command("sglang")
+    fitting = FOR_TORCH.get(".".join(torch.__version__.split(".")[:2]))
+    if fitting and (torch.version.cuda or "").startswith("13."):
+        return f"pip install sglang=={fitting}"
+    supported = [f"{release} for torch {minor}" for minor, release in FOR_TORCH.items()]
+    return (
+        f"pip install sglang=={FOR_TORCH['2.13']} in a new environment, since no release is for torch "
+        f"{torch.__version__} (all need CUDA 13 and a driver from 580 on: {', '.join(supported)})"
+    )
+
+
 def describe_installation(version: str) -> str:
-    """Return an installed version of SGLang, with what it lacks."""
+    """Return an installed version of SGLang with what it lacks, or, for "", how it is installed."""
+    offline = "; without a network: rlkit docs bare-images" if torch.cuda.is_available() else ""
+    if not version:
+        return f"not installed ({install_command()}{offline})"
     try:
         release(version)
     except EngineError as error:
         return str(error)
-    if torch.cuda.is_available() and find_spec("torch_memory_saver") is None:
-        return f"{version}, without what launch.release_memory needs (pip install torch-memory-saver)"
-    return version
+    if not torch.cuda.is_available():
+        return version
+    packed = is_packed()
+    lacking = unmet_requirements(may_miss=packed)
+    more = f" and {len(lacking) - SHOWN} more" if len(lacking) > SHOWN else ""
+    description = f"{version}, packed for dense text models" if packed else version
+    problem = f", without {', '.join(lacking[:SHOWN])}{more} ({install_command()}{offline})"
+    return description + (problem if lacking else "")
+
+
+def is_packed() -> bool:
+    """Whether SGLang lacks FlashAttention's and FlashInfer's kernels, as in an archive of `pack/pack.py`."""
+    kernels = find_spec("sgl_kernel")
+    folders = kernels.submodule_search_locations if kernels is not None else None
+    return bool(folders) and not any(next(Path(folder).glob("flash_ops*"), None) for folder in folders or ())
+
+
+def unmet_requirements(may_miss: bool) -> list[str]:
+    """Return the requirements of the installed SGLang that are not met, with the version that is there instead.
+
+    Args:
+        may_miss: Whether packages may be missing.
+    """
+    unmet = []
+    for requirement in map(Requirement, metadata.requires("sglang") or ()):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        requirement.extras = set()
+        try:
+            version = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            unmet += [] if may_miss else [str(requirement)]
+            continue
+        if not requirement.specifier.contains(version, prereleases=True):
+            unmet.append(f"{requirement} (but {version})")
+    return unmet
 
 
 def command(site: ServerSite, launch: Launch, dtype: str) -> list[str]:
@@ -111,7 +169,10 @@ def command(site: ServerSite, launch: Launch, dtype: str) -> list[str]:
         words += [] if launch.structures else ["--grammar-backend", "none"]
     else:
         words += ["--base-gpu-id", str(site.first_gpu)]
-        words += ["--attention-backend", "torch_native"] if dtype == "float32" else []  # other backends need 16 bits
+        if dtype == "float32":  # other backends need 16 bits
+            words += ["--attention-backend", "torch_native"]
+        elif is_packed():
+            words += ["--attention-backend", "triton"]
         words += ["--enable-memory-saver"] if launch.release_memory else []
     if not is_local(site.host):
         words += ["--config", str(site.folder / KEY_FILE)]
@@ -144,5 +205,7 @@ def environment(gpu: int | None, hang_seconds: float) -> dict[str, str]:
     defaults = {"SGLANG_HEALTH_CHECK_TIMEOUT": str(math.ceil(hang_seconds))}
     if gpu is None:
         defaults["OMP_NUM_THREADS"] = "1"
+    elif is_packed():
+        defaults["SGLANG_IS_FLASHINFER_AVAILABLE"] = "false"
     variables = {name: os.environ.get(name, value) for name, value in defaults.items()}
     return variables | ({"SGLANG_USE_CPU_ENGINE": "1"} if gpu is None else {})
