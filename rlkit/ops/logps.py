@@ -113,7 +113,7 @@ def token_logps(
     device = hidden.device.type
     weight, bias, temperature, softcap = layer
     gpu_bytes = torch.cuda.get_device_properties(hidden.device).total_memory if hidden.is_cuda else None
-    kept = kept_bytes(gpu_bytes) if memory is None else memory
+    limit = kept_bytes(gpu_bytes) if memory is None else memory
     hidden = autocasted(hidden)
     if softcap is not None:
         scores = linear(hidden, weight, bias).float() / (temperature * softcap)
@@ -123,14 +123,14 @@ def token_logps(
         padding = (0, -count % ROWS)
         hidden, targets = pad(hidden, (0, 0, *padding)), pad(targets, padding)
         ids = None if ids is None else pad(ids, (0, 0, *padding))
-    limits = min(kept, chunk_bytes(gpu_bytes)), kept if torch.is_grad_enabled() else 0
+    limits = min(limit, chunk_bytes(gpu_bytes)), limit if torch.is_grad_enabled() else 0
     statistics = _TokenLogps.apply(hidden, weight, bias, targets, temperature, reads, limits, ids)  # type: ignore[no-untyped-call]
     return TokenStatistics._make(None if x is None else x[:count] for x in statistics)
 
 
 class _LogpsContext(Context, Protocol):
     temperature: float
-    parts: list[slice]
+    chunks: list[slice]
     fused: bool
 
 
@@ -160,10 +160,10 @@ class _TokenLogps(torch.autograd.Function):
         chunk, most_kept = limits
         row_bytes = len(weight) * (hidden.element_size() if ctx.fused else 4)
         keeps = not frozen and len(targets) * row_bytes <= (most_kept if ctx.fused else chunk)
-        ctx.parts = _slices(len(targets), row_bytes, row_bytes * (MAX_ELEMENTS // len(weight)) if keeps else chunk)
-        kept: list[Tensor] = []  # [n,V] of each part: probabilities, or logits if passes are fused
+        ctx.chunks = _slices(len(targets), row_bytes, row_bytes * (MAX_ELEMENTS // len(weight)) if keeps else chunk)
+        saved: list[Tensor] = []  # [n,V] of each part: probabilities, or logits if passes are fused
         tops: list[tuple[Tensor, Tensor]] = []
-        for part in ctx.parts:
+        for part in ctx.chunks:
             logits = product(hidden[part], weight, bias)
             if ctx.fused:
                 statistics, probs = softmax_statistics(logits, targets[part], temperature, reads, frozen)
@@ -178,11 +178,11 @@ class _TokenLogps(torch.autograd.Function):
             if logp_grad is not None and probs is not None:
                 logp_grad[part] = weight[targets[part]] - product(probs.to(weight.dtype), weight.T)
             if keeps:
-                kept.append(logits)
+                saved.append(logits)
             del logits, probs
         logps, lse, entropy, squares, mean = columns
         top_ids, top_logps = (torch.cat(column) for column in zip(*tops, strict=True))
-        ctx.save_for_backward(hidden, weight, bias, targets, lse, entropy, logp_grad, top_ids, *kept)
+        ctx.save_for_backward(hidden, weight, bias, targets, lse, entropy, logp_grad, top_ids, *saved)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(squares, top_ids)
         outputs = (logps, entropy, squares, mean, top_ids, top_logps)
@@ -191,7 +191,7 @@ class _TokenLogps(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _LogpsContext, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, lse, entropy, logp_grad, top_ids, *kept = ctx.saved_tensors
+        hidden, weight, bias, targets, lse, entropy, logp_grad, top_ids, *saved = ctx.saved_tensors
         logps, by_entropy, _, mean, _, top = (None if g is None else g / ctx.temperature for g in output_grads)
         grads = StatisticGrads(logps, by_entropy, mean, top)
         d_hidden, d_weight, d_bias = (
@@ -201,12 +201,12 @@ class _TokenLogps(torch.autograd.Function):
         if logp_grad is not None and grads.logps is not None:
             d_hidden += logp_grad * grads.logps[:, None].to(logp_grad.dtype)
             grads = grads._replace(logps=None)
-        for i, part in enumerate(ctx.parts if any(g is not None for g in grads) else ()):
-            logits, part_grads = kept[i] if kept else product(hidden[part], weight, bias), grads.select(part)
+        for i, part in enumerate(ctx.chunks if any(g is not None for g in grads) else ()):
+            logits, part_grads = saved[i] if saved else product(hidden[part], weight, bias), grads.select(part)
             if ctx.fused:
                 softmax_grads_(logits, targets[part], ctx.temperature, (lse[part], entropy[part]), part_grads)
             else:
-                logits = logits if kept else _probs_(logits, ctx.temperature, lse[part])
+                logits = logits if saved else _probs_(logits, ctx.temperature, lse[part])
                 _logit_grads_(logits, targets[part], entropy[part], top_ids[part], part_grads)
             if d_bias is not None:
                 d_bias += logits.sum(0, dtype=torch.float32)

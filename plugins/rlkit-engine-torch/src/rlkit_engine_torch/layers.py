@@ -82,7 +82,7 @@ def _decode(layer: Any, hidden_states: Tensor, **options: Any) -> Any:
     return x + layer.mlp(normalized)
 
 
-def _normalize(norm: Any, x: Tensor, *addends: Tensor) -> tuple[Tensor, ...]:
+def _normalize(norm: nn.Module, x: Tensor, *addends: Tensor) -> tuple[Tensor, ...]:
     """Return x [...,H], or its sum with an addend, and the norm of what is returned."""
     rows = (t.reshape(-1, t.shape[-1]) for t in (x, *addends))
     function = SumRMSNormFunction if addends else RMSNormFunction
@@ -297,5 +297,5 @@ def rotate(queries: Tensor, keys: Tensor, cos: Tensor, sin: Tensor, dtype: torch
 
 @Fused
 def rotate_back(queries: Tensor, keys: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return what `rotate` rotates to these queries and keys."""
+    """Undo `rotate` by the same angles."""
     return rotate.function(queries, keys, cos, -sin, dtype)
