@@ -145,10 +145,15 @@ class ProductsFunction(torch.autograd.Function):
         d_parameters: list[Tensor | None] = []
         for i, (grad, weight) in enumerate(zip(grads, weights, strict=True)):
             if needs_x:
-                d_x = grad @ weight if d_x is None else d_x.addmm_(grad, weight)
+                d_x = grad @ weight if d_x is None else add_product_(d_x, grad, weight)
             d_parameters.append(float32_product(grad.T, x) if needed[2 * i] else None)
             d_parameters.append(grad.sum(0, dtype=torch.float32) if needed[2 * i + 1] else None)
         return d_x, *d_parameters
+
+
+def add_product_(total: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Add `x @ y` to a matrix; a GPU rounds the sum once, a CPU with AVX2 alone would round it more often."""
+    return total.addmm_(x, y) if total.is_cuda else total.add_(x @ y)
 
 
 class RMSNormFunction(torch.autograd.Function):
