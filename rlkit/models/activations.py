@@ -114,6 +114,8 @@ def token_limit(recipe: Recipe, gpu_bytes: int | None = None) -> int:
     if accelerator in {"gpu", "cuda"} or (accelerator == "auto" and torch.cuda.is_available()):
         gpu_bytes = gpu_bytes or _gpu_bytes()
         max_tokens, memory = MAX_TOKENS_ON_GPU, GPU_SHARE * gpu_bytes
+        if not (one_layer or model.lora or model.scores):
+            token_bytes += (4 if fabric.precision == "32-true" else 2) * config.vocab_size  # logits, which are kept
         alone = Capability.READS_POLICY in recipe.rollout.engine.capabilities and not (recipe.critic or recipe.teacher)
         if alone and not one_layer and not model.scores and config.model_type in FAMILIES:
             size = size_of(config, model.lora, model.trust_remote_code, vision=model.vision)

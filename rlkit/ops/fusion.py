@@ -28,8 +28,8 @@ class Fused(Generic[P, T]):
     Otherwise, and if it cannot be compiled, as without Triton, which a warning says once, it runs operator by operator.
 
     Args:
-        function: Has no side effects and no graph breaks, and is not differentiated. Its first argument is a tensor
-            [N,...]; it is compiled for any N.
+        function: Has no graph breaks, no side effects but on a tensor that it overwrites and returns, and is not
+            differentiated. Its first argument is a tensor [N,...]; it is compiled for any N.
         min_elements: The elements of a large tensor.
     """
 
@@ -39,14 +39,14 @@ class Fused(Generic[P, T]):
         self._compiled: Callable[P, T] | None = None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        if not _has_large(args, self.min_elements):
-            return self.function(*args, **kwargs)
-        return self.compiled(*args, **kwargs)
+        run = self.compiled if _has_large(args, self.min_elements) else self.function
+        return run(*args, **kwargs)
 
     def compiled(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run the function as one that is compiled, at the first call."""
         try:
-            _allow_variants()
+            if torch._dynamo.config.recompile_limit < VARIANTS:  # noqa: PLR1730 (an assignment costs more)
+                torch._dynamo.config.recompile_limit = VARIANTS  # torch has a limit for each thread
             plain = _detached(args)
             if self._compiled is None:
                 self._compiled = _compiled(self.function)
@@ -85,12 +85,6 @@ def on_gpu(x: Tensor) -> bool:
     return x.is_cuda
 
 
-def _allow_variants() -> None:
-    """Let the calling thread compile a function for `VARIANTS` sets of arguments: torch has a limit for each thread."""
-    if torch._dynamo.config.recompile_limit < VARIANTS:  # noqa: PLR1730 (an assignment costs more)
-        torch._dynamo.config.recompile_limit = VARIANTS
-
-
 def _compiled(function: Callable[P, T]) -> Callable[P, T]:
     import torch._dynamo
 
@@ -122,27 +116,33 @@ def softmax_statistics(
         Log-probs of the targets, log-sum-exps of the scaled logits, entropies, sums of squares, and means of log-probs,
             each [n] f32, arbitrary if not read; and the probabilities [n,V] in the logits' type if `probs`.
     """
-    scaled = logits.float() / temperature
-    highest = scaled.amax(-1, keepdim=True)
-    shifted = scaled - highest
+    parts = next(n for n in (128, 64, 32, 16, 8, 4, 2, 1) if logits.shape[1] % n == 0)  # a cache holds a part of a row
+    scaled = (logits.float() / temperature).view(len(logits), parts, logits.shape[1] // parts)
+    peaks = scaled.amax(-1, keepdim=True)  # [n,parts,1]
+    shifted = scaled - peaks
     weights = shifted.exp()
-    total = weights.sum(-1, keepdim=True)
-    log_total = total.log()
+    highest = peaks.amax(1)
+    lower, sums = peaks.squeeze(-1) - highest, weights.sum(-1)
+    shares = lower.exp()  # of the parts, [n,parts]
+    total = (sums * shares).sum(-1, keepdim=True)
+    lse = highest + total.log()
+    products = ((shifted * weights).sum(-1) + lower * sums) * shares
     statistics = [
-        shifted.gather(-1, targets[:, None]) - log_total,
-        highest + log_total,
-        log_total - (shifted * weights).sum(-1, keepdim=True) / total if reads.entropy else log_total,
-        weights.square().sum(-1, keepdim=True) / total.square() if reads.squares else log_total,
-        shifted.mean(-1, keepdim=True) - log_total if reads.mean else log_total,
+        logits.gather(-1, targets[:, None]).float() / temperature - lse,
+        lse,
+        total.log() - products.sum(-1, keepdim=True) / total if reads.entropy else lse,
+        (weights.square().sum(-1) * shares.square()).sum(-1, keepdim=True) / total.square() if reads.squares else lse,
+        (shifted.mean(-1) + lower).mean(-1, keepdim=True) - total.log() if reads.mean else lse,
     ]
-    return [x.squeeze(-1) for x in statistics], (weights / total).to(logits.dtype) if probs else None
+    all_probs = (logits.float() / temperature - lse).exp().to(logits.dtype) if probs else None
+    return [x.squeeze(-1) for x in statistics], all_probs
 
 
 @Fused
-def softmax_grads(
+def softmax_grads_(
     logits: Tensor, targets: Tensor, temperature: float, saved: tuple[Tensor, Tensor], grads: StatisticGrads
 ) -> Tensor:
-    """Return the gradient [n,V] of a loss by scaled logits, in their type.
+    """Overwrite logits with the gradient [n,V] of a loss by them after they were scaled; return them.
 
     Args:
         logits: [n,V].
@@ -153,14 +153,10 @@ def softmax_grads(
     """
     lse, entropy = saved
     logps = logits.float() / temperature - lse[:, None]
-    scale = direct = torch.zeros_like(lse)[:, None]
-    if grads.mean is not None:
-        direct = grads.mean[:, None] / logits.shape[-1]
-        scale = grads.mean[:, None]
-    if grads.logps is not None:
-        is_target = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
-        direct = torch.where(is_target, grads.logps[:, None] + direct, direct)
-        scale = scale + grads.logps[:, None]
+    by_logps, by_mean = (torch.zeros_like(lse[:, None]) if g is None else g[:, None] for g in (grads.logps, grads.mean))
+    is_target = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
+    direct = is_target * by_logps + by_mean / logits.shape[-1]
+    scale = by_logps + by_mean
     if grads.entropy is not None:
         scale = scale + grads.entropy[:, None] * (logps + entropy[:, None])
-    return (direct - scale * logps.exp()).to(logits.dtype)
+    return logits.copy_(direct - scale * logps.exp())

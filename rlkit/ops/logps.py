@@ -8,13 +8,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
+from rlkit.ops.attention import autocasted
 from rlkit.ops.autograd import Context
-from rlkit.ops.fusion import StatisticGrads, softmax_grads, softmax_statistics
-from rlkit.ops.products import ROWS, outpaces_mkl, product
+from rlkit.ops.fusion import StatisticGrads, softmax_grads_, softmax_statistics
+from rlkit.ops.products import ROWS, float32_product, outpaces_mkl, product
 from rlkit.types import Reads
 
 CHUNK_BYTES, GPU_CHUNK_BYTES = 2**28, 2**30
-"""Logits in memory at once: on a CPU and small GPUs, and on large GPUs; each chunk takes some kernels."""
+"""Logits in memory at once that are not kept: on a CPU and small GPUs, and on large GPUs; each takes some kernels."""
+
+KEPT_SHARE = 8
+"""A GPU keeps logits for the backward pass, instead of computing them again, in a part of its memory: one of so many.
+"""
+
+MAX_ELEMENTS = 2**31 - 1
+"""Logits of a kernel at most: it indexes them in 32 bits."""
 
 BLOCK_BYTES = 2 * 1024**2
 """Float32 logits that fit a CPU's cache: the size of the blocks of element-wise passes."""
@@ -67,8 +75,13 @@ class TokenStatistics(NamedTuple):
 
 
 def chunk_bytes(gpu_bytes: int | None) -> int:
-    """Return the bytes of logits to keep on a GPU of so much memory; on a CPU for None."""
+    """Return the bytes of logits in memory at once on a GPU of so much memory, unless kept; on a CPU for None."""
     return max(CHUNK_BYTES, min(GPU_CHUNK_BYTES, (gpu_bytes or 0) // 64))
+
+
+def kept_bytes(gpu_bytes: int | None) -> int:
+    """Return the most bytes of logits that are kept for the backward pass on a GPU; on a CPU for None."""
+    return max(CHUNK_BYTES, (gpu_bytes or 0) // KEPT_SHARE)
 
 
 def token_logps(
@@ -82,9 +95,9 @@ def token_logps(
 ) -> TokenStatistics:
     """Return log-probs and entropies of the distributions that a layer computes from hidden states.
 
-    Logits that exceed `memory` and have no soft cap are computed in chunks, and recomputed in the backward pass. If
-    the layer needs no gradient, the gradient of the targets' log-probs by `hidden` is computed in the forward pass
-    instead.
+    Logits that exceed `memory` and have no soft cap are computed in chunks, and recomputed in the backward pass; it
+    overwrites those that are kept, so that it runs once. If the layer needs no gradient, the gradient of the targets'
+    log-probs by `hidden` is computed in the forward pass instead.
 
     Args:
         hidden: [N,H]; the product runs in its type (or autocast's), the softmax in float32.
@@ -92,19 +105,16 @@ def token_logps(
         targets: [N] i64.
         reads: Statistics to compute besides log-probs.
         ids: [N,K] i64, distinct tokens whose log-probs are `top`; None for the most likely ones. See `Reads.split`.
-        memory: Maximum bytes of logits to keep; None for `chunk_bytes` of the device.
+        memory: Maximum bytes of logits to keep; None for `kept_bytes` of the device.
 
     Returns:
         The statistics; all but the sums of squares and the ids are differentiable.
     """
     device = hidden.device.type
     weight, bias, temperature, softcap = layer
-    if memory is None:
-        memory = chunk_bytes(torch.cuda.get_device_properties(hidden.device).total_memory if hidden.is_cuda else None)
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        hidden, weight = hidden.to(dtype), weight.to(dtype)
-        bias = None if bias is None else bias.to(dtype)
+    gpu_bytes = torch.cuda.get_device_properties(hidden.device).total_memory if hidden.is_cuda else None
+    limit = kept_bytes(gpu_bytes) if memory is None else memory
+    hidden = autocasted(hidden)
     if softcap is not None:
         scores = linear(hidden, weight, bias).float() / (temperature * softcap)
         return logits_logps(scores.tanh() * softcap, targets, reads=reads, ids=ids)
@@ -113,13 +123,14 @@ def token_logps(
         padding = (0, -count % ROWS)
         hidden, targets = pad(hidden, (0, 0, *padding)), pad(targets, padding)
         ids = None if ids is None else pad(ids, (0, 0, *padding))
-    statistics = _TokenLogps.apply(hidden, weight, bias, targets, temperature, reads, memory, ids)  # type: ignore[no-untyped-call]
+    limits = min(limit, chunk_bytes(gpu_bytes)), limit if torch.is_grad_enabled() else 0
+    statistics = _TokenLogps.apply(hidden, weight, bias, targets, temperature, reads, limits, ids)  # type: ignore[no-untyped-call]
     return TokenStatistics._make(None if x is None else x[:count] for x in statistics)
 
 
 class _LogpsContext(Context, Protocol):
     temperature: float
-    memory: int
+    chunks: list[slice]
     fused: bool
 
 
@@ -138,50 +149,49 @@ class _TokenLogps(torch.autograd.Function):
         targets: Tensor,
         temperature: float,
         reads: Reads,
-        memory: int,
+        limits: tuple[int, int],
         ids: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         frozen = ctx.needs_input_grad[0] and not any(ctx.needs_input_grad[1:3]) and ids is None
-        fused = _fuses(hidden, reads, ids)
+        ctx.temperature, ctx.fused = temperature, _fuses(hidden, reads, ids)
+        weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
         columns = [hidden.new_zeros(len(targets), dtype=torch.float32) for _ in range(5)]
-        logps, lse, entropy, squares, mean = columns
         logp_grad = torch.empty_like(hidden) if frozen else None  # [N,H], of the targets' log-probs by `hidden`
-        parts = _slices(len(targets), weight.shape[0] * (hidden.element_size() if fused else 4), memory)
-        saved: Tensor | None = None  # probabilities [N,V], or logits if passes are fused
+        chunk, most_kept = limits
+        row_bytes = len(weight) * (hidden.element_size() if ctx.fused else 4)
+        keeps = not frozen and len(targets) * row_bytes <= (most_kept if ctx.fused else chunk)
+        ctx.chunks = _slices(len(targets), row_bytes, row_bytes * (MAX_ELEMENTS // len(weight)) if keeps else chunk)
+        saved: list[Tensor] = []  # [n,V] of each part: probabilities, or logits if passes are fused
         tops: list[tuple[Tensor, Tensor]] = []
-        for part in parts:
+        for part in ctx.chunks:
             logits = product(hidden[part], weight, bias)
-            if fused:
+            if ctx.fused:
                 statistics, probs = softmax_statistics(logits, targets[part], temperature, reads, frozen)
-                tops.append((targets.new_empty(len(logits), 0), logits.new_empty(0)))
+                top = targets.new_empty(len(logits), 0), logits.new_empty(0)
             else:
                 part_ids = None if ids is None else ids[part]
                 statistics, logits, top = _statistics_(logits, targets[part], temperature, reads, part_ids)
                 probs = logits
-                tops.append(top)
+            tops.append(top)
             for column, statistic in zip(columns, statistics, strict=True):
                 column[part] = statistic
             if logp_grad is not None and probs is not None:
                 logp_grad[part] = weight[targets[part]] - product(probs.to(weight.dtype), weight.T)
-            saved = logits if len(parts) == 1 and not frozen else None
+            if keeps:
+                saved.append(logits)
             del logits, probs
+        logps, lse, entropy, squares, mean = columns
         top_ids, top_logps = (torch.cat(column) for column in zip(*tops, strict=True))
-        ctx.save_for_backward(hidden, weight, bias, targets, lse, entropy, logp_grad, saved, top_ids)
+        ctx.save_for_backward(hidden, weight, bias, targets, lse, entropy, logp_grad, top_ids, *saved)
         ctx.set_materialize_grads(False)
-        ctx.temperature, ctx.memory, ctx.fused = temperature, memory, fused
         ctx.mark_non_differentiable(squares, top_ids)
-        return (
-            logps,
-            entropy if reads.entropy else None,
-            squares if reads.squares else None,
-            mean if reads.mean else None,
-            top_ids if top_ids.shape[-1] else None,
-            top_logps if top_ids.shape[-1] else None,
-        )
+        outputs = (logps, entropy, squares, mean, top_ids, top_logps)
+        are_read = (True, reads.entropy, reads.squares, reads.mean, *2 * [top_ids.shape[-1] > 0])
+        return tuple(x if is_read else None for x, is_read in zip(outputs, are_read, strict=True))
 
     @staticmethod
     def backward(ctx: _LogpsContext, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, lse, entropy, logp_grad, saved, top_ids = ctx.saved_tensors
+        hidden, weight, bias, targets, lse, entropy, logp_grad, top_ids, *saved = ctx.saved_tensors
         logps, by_entropy, _, mean, _, top = (None if g is None else g / ctx.temperature for g in output_grads)
         grads = StatisticGrads(logps, by_entropy, mean, top)
         d_hidden, d_weight, d_bias = (
@@ -191,28 +201,22 @@ class _TokenLogps(torch.autograd.Function):
         if logp_grad is not None and grads.logps is not None:
             d_hidden += logp_grad * grads.logps[:, None].to(logp_grad.dtype)
             grads = grads._replace(logps=None)
-        memory = ctx.memory if saved is None else ctx.memory // 4
-        has_grads = any(g is not None for g in grads)
-        row_bytes = weight.shape[0] * (hidden.element_size() if ctx.fused else 4)
-        for part in _slices(len(targets), row_bytes, memory) if has_grads else ():
-            logits = product(hidden[part], weight, bias) if saved is None else saved[part]
-            part_grads = grads.select(part)
+        for i, part in enumerate(ctx.chunks if any(g is not None for g in grads) else ()):
+            logits, part_grads = saved[i] if saved else product(hidden[part], weight, bias), grads.select(part)
             if ctx.fused:
-                statistics = lse[part], entropy[part]
-                d_logits = softmax_grads(logits, targets[part], ctx.temperature, statistics, part_grads)
+                softmax_grads_(logits, targets[part], ctx.temperature, (lse[part], entropy[part]), part_grads)
             else:
-                d_logits = logits.clone() if saved is not None else _probs_(logits, ctx.temperature, lse[part])
-                _logit_grads_(d_logits, targets[part], entropy[part], top_ids[part], part_grads)
-            del logits
+                logits = logits if saved else _probs_(logits, ctx.temperature, lse[part])
+                _logit_grads_(logits, targets[part], entropy[part], top_ids[part], part_grads)
             if d_bias is not None:
-                d_bias += d_logits.sum(0, dtype=torch.float32)
-            d_logits = d_logits.to(hidden.dtype)
+                d_bias += logits.sum(0, dtype=torch.float32)
+            d_logits = logits.to(hidden.dtype)
+            del logits
             if d_hidden is not None:
                 d_hidden[part].add_(product(d_logits, weight.T))
             if d_weight is not None:
                 _add_outer_(d_weight, d_logits, hidden[part])
             del d_logits
-        d_weight, d_bias = (None if d is None else d.to(x.dtype) for d, x in ((d_weight, weight), (d_bias, bias)))
         return d_hidden, d_weight, d_bias, None, None, None, None, None
 
 
@@ -348,11 +352,11 @@ def _add_outer_(total: Tensor, d_logits: Tensor, hidden: Tensor) -> None:
     """Add `d_logits.T @ hidden` to a float32 tensor [V,H]; on a CPU without a temporary of its size."""
     if d_logits.dtype == total.dtype:
         total.addmm_(d_logits.T, hidden)
-        return
-    rows = WEIGHT_ROWS if hidden.device.type == "cpu" else len(total)
-    for start in range(0, len(total), rows):
-        columns = slice(start, start + rows)
-        total[columns].add_(d_logits[:, columns].T @ hidden)  # `+=` would copy the sum onto itself
+    elif hidden.device.type != "cpu":
+        total.add_(float32_product(d_logits.T, hidden))
+    else:
+        for columns in _slices(len(total), 1, WEIGHT_ROWS):
+            total[columns].add_(d_logits[:, columns].T @ hidden)  # `+=` would copy the sum onto itself
 
 
 def _slices(rows: int, row_bytes: int, memory: int) -> list[slice]:

@@ -28,8 +28,6 @@ from tests.flow.virtual_gpu import Functions, VirtualGpu
 
 aten = torch.ops.aten
 READS = ("item", "__float__", "__bool__", "__int__", "__index__")
-READS_OF = {"softmax_statistics": 2, "rms_norm_grads": 2, "block_sums": 2}
-"""How often a compiled function reads its inputs, unless once: for a row's maximum and sums; for rows and columns."""
 HALF = (
     functional.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.mm, torch.bmm,
     torch.addmm, torch.baddbmm, functional.scaled_dot_product_attention,
@@ -92,6 +90,7 @@ class GhostGpu(VirtualGpu):
         """Run code as on this GPU, in this thread."""
         options = {"is_autocast_enabled": lambda *_: self.casting, "get_autocast_dtype": lambda *_: torch.bfloat16}
         autocast = lambda *_, enabled=True, **__: self.cast(enabled and self.half)  # noqa: E731
+        compiled = lambda *args, **options: fused(self.clock, *args, **options)  # noqa: E731
         attend = lambda *args, **_: Attention.apply(self.clock, *args[:5])  # noqa: E731
         with ExitStack() as stack:
             for name, value in {**options, "autocast": autocast}.items():
@@ -99,7 +98,7 @@ class GhostGpu(VirtualGpu):
             properties = lambda _: SimpleNamespace(total_memory=self.memory)  # noqa: E731
             stack.enter_context(patch.object(torch.cuda, "get_device_properties", properties))
             stack.enter_context(patch.object(varlen, "varlen_attn", attend))
-            stack.enter_context(patch.object(Fused, "compiled", lambda *args: fused(self.clock, *args)))
+            stack.enter_context(patch.object(Fused, "compiled", compiled))
             stack.enter_context(patch("rlkit.ops.fusion.on_gpu", is_ghost))  # also in a backward pass
             stack.enter_context(patch("rlkit.ops.ragged._supports_gqa", lambda kernel: True))
             stack.enter_context(patch("torch.nn.utils.clip_grad._device_has_foreach_support", lambda *_: True))
@@ -121,14 +120,17 @@ def record(clock: Clock, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
     return replay
 
 
-def fused(clock: Clock, function: Fused[..., Any], *args: Any) -> Any:
-    """Run a compiled function as one kernel that reads its inputs (see `READS_OF`) and writes its outputs."""
+def fused(clock: Clock, function: Fused[..., Any], *args: Any, **options: Any) -> Any:
+    """Run a compiled function as one kernel that reads its inputs, and writes its outputs.
+
+    It reads them twice for probabilities, and for sums in blocks, which are those of weights beside a row's maximum.
+    """
     counted = clock.__dict__
     clock.__dict__ = vars(Clock(clock.rates))
-    output = function.function(*args)
+    output = function.function(*args, **options)
     clock.__dict__ = counted
-    probs = function.function.__name__ == "softmax_statistics" and args[-1]
-    reads = READS_OF.get(function.function.__name__, 1) + probs
+    name = function.function.__name__
+    reads = 1 + (name == "block_sums" or (name == "softmax_statistics" and args[-1]))
     clock.kernel(0, reads * sum(map(size, tensors(args))) + sum(map(size, tensors(output))))
     return output
 

@@ -65,8 +65,9 @@ def kernels_table(name: str) -> None:
         most = limit // (PROMPT + SAMPLES * length)
         micros = [min(most, 16 - start) for start in range(0, 16, most)]
         update = Costs()
-        for groups in micros:
-            update = update.plus(predict(name, lambda m, cast, n=groups: learn(m, cast, n, length))["update"])
+        for i, groups in enumerate(micros):
+            works = predict(name, lambda m, cast, n=groups: learn(m, cast, n, length))
+            update = update.plus(works["further update" if i else "update"])
         print_kernels(f"update in micro-batches of {micros} groups, {limit} tokens at most, {gpu.name}", update)
 
 

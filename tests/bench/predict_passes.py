@@ -91,7 +91,7 @@ def decode(model: Any, autocast: Autocast, prompts: int, own: int) -> dict[str, 
 
 
 def learn(model: Any, autocast: Autocast, groups: int, length: int = LENGTH) -> dict[str, Callable[[], Any]]:
-    """Return a log-prob pass over groups of answers, one with a gradient, and an optimizer step."""
+    """Return passes over groups of answers: log-probs, with gradients, with gradients added; and an optimizer step."""
     actor = Actor(model)
     device = next(actor.parameters()).device
     batch = tokens(groups, length, device)
@@ -109,13 +109,17 @@ def learn(model: Any, autocast: Autocast, groups: int, length: int = LENGTH) -> 
             loss_of([0])
 
     def update() -> None:
+        optimizer.zero_grad()
+        add()
+
+    def add() -> None:
         loss_of([0]).backward()
 
     def optimize() -> None:
         torch.nn.utils.clip_grad_norm_(trained, 1.0, foreach=True)
         optimizer.step()
 
-    return {"log-prob pass": logps, "update": update, "optimizer step": optimize}
+    return {"log-prob pass": logps, "update": update, "further update": add, "optimizer step": optimize}
 
 
 def measure(work: Callable[[], Any], gpu: GhostGpu) -> Costs:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from rlkit_engine_torch import blocks, layers, row_attention
+from rlkit_engine_torch import blocks, row_attention
 from rlkit_engine_torch.fused import FusedDecoder
 from rlkit_engine_torch.graphs import COLUMNS, GraphDecoder
 from rlkit_engine_torch.prefixes import Prefix
@@ -19,7 +19,7 @@ from torch import Tensor
 from rlkit.models.actor import Actor
 from rlkit.ops import logps
 from rlkit.ops.attention import Layout, Scoring
-from rlkit.ops.fusion import softmax_grads, softmax_statistics
+from rlkit.ops.fusion import softmax_grads_, softmax_statistics
 from rlkit.ops.logps import ALL, OutputLayer, token_logps
 from rlkit.ops.ragged import by_flash, by_sdpa
 from rlkit.testing import random_model
@@ -27,7 +27,7 @@ from rlkit.types import Sampling
 from tests.unit.engines.test_fused import measured
 from tests.unit.engines.test_recording import MIXED, OPTIONS, Sampled, check_recorded
 from tests.unit.models.test_packing import rows_of
-from tests.unit.ops.test_fusion import check_join_of_any_shape
+from tests.unit.ops.test_fusion import OF_LAYERS, check_join_of_any_shape
 from tests.unit.ops.test_ragged import layout_of
 
 pytestmark = pytest.mark.gpu
@@ -81,7 +81,7 @@ def test_packed_passes_are_used_and_equal_plain_ones(half: bool) -> None:
 @pytest.mark.filterwarnings("error:.*torch.compile failed")
 def test_compiled_passes_over_logits_equal_those_in_place(trained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16, in chunks of 7 rows and the rest."""
-    for function in (softmax_statistics, softmax_grads):
+    for function in (softmax_statistics, softmax_grads_):
         monkeypatch.setattr(function, "min_elements", 1)
     torch.manual_seed(0)
     hidden, weight = (torch.randn(n, 64, device="cuda").bfloat16() for n in (20, 5000))
@@ -107,7 +107,7 @@ def test_compiled_layers_equal_those_that_are_not(monkeypatch: pytest.MonkeyPatc
         tokens, mask = (x.cuda() for x in rows_of([60, 9, 1], [[3, length, 1], [20, 2], [5]], 0))
         found: list[list[Tensor]] = []
         for least in (2**60, 1):
-            for function in (layers.rms_norm, layers.rms_norm_grads, layers.swiglu, layers.swiglu_grads, layers.rotate):
+            for function in OF_LAYERS:
                 monkeypatch.setattr(function, "min_elements", least)
             module.zero_grad()
             with autocast():

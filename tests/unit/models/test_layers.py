@@ -54,12 +54,12 @@ def test_outputs_and_gradients_are_the_same(kind: str, adapters: bool, monkeypat
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         assert (one - other).norm() <= 1e-5 * other.norm()
-    for name in ("RMSNormFunction", "SwiGLUFunction"):
+    for name in ("RMSNormFunction", "SumRMSNormFunction", "SwiGLUFunction"):
         function = getattr(layers, name)
         monkeypatch.setattr(function, "apply", lambda *x, n=name, f=function.apply: (used.append(n), f(*x))[1])
     run(made)
     assert {name: used.count(name) for name in set(used)} == {
-        "RMSNormFunction": 9 if kind == "qwen3" else 5, "SwiGLUFunction": 2,
+        "RMSNormFunction": 7 if kind == "qwen3" else 3, "SumRMSNormFunction": 2, "SwiGLUFunction": 2,
     }  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def test_other_types_and_devices_are_left_to_the_layers(kind: str, monkeypatch: 
     with torch.autocast("cpu", torch.float16) if kind == "autocast" else nullcontext():
         expected = run(made)
         layers.FusedLayers().fuse(made)
-        for name in ("RMSNormFunction", "SwiGLUFunction"):
+        for name in ("RMSNormFunction", "SumRMSNormFunction", "SwiGLUFunction", "ProductsFunction"):
             monkeypatch.delattr(layers, name)
         assert all(map(torch.equal, run(made), expected))
 
@@ -154,7 +154,7 @@ def test_rotations_by_hand() -> None:
 def test_rms_norm_by_hand() -> None:
     """x = (3, 4): rms = sqrt(12.5 + eps); with dy = (1, 0), dx = (w / rms) (1 - 9 / 25, -12 / 25)."""
     x, weight = torch.tensor([[3.0, 4.0]], requires_grad=True), torch.tensor([2.0, 2.0], requires_grad=True)
-    found = layers.RMSNormFunction.apply(x, weight, 0.0)  # type: ignore[no-untyped-call]
+    _, found = layers.RMSNormFunction.apply(x, weight, 0.0)  # type: ignore[no-untyped-call]
     assert found.tolist() == [pytest.approx([6 / 12.5**0.5, 8 / 12.5**0.5])]
     found.backward(torch.tensor([[1.0, 0.0]]))
     assert x.grad is not None

@@ -17,14 +17,14 @@ from torch._dynamo.testing import CompileCounter
 
 from rlkit.models.actor import Actor
 from rlkit.ops import fusion, logps
-from rlkit.ops.fusion import Fused, softmax_grads, softmax_statistics
+from rlkit.ops.fusion import Fused, softmax_grads_, softmax_statistics
 from rlkit.ops.logps import ALL, DEFAULT_READS, LOGPS, OutputLayer, token_logps
 from rlkit.testing import random_model
 from rlkit.types import Reads
 from tests.unit.models.test_packing import rows_of
 
-FUSED: list[Fused[Any, Any]] = [softmax_statistics, softmax_grads, layers.rms_norm, layers.rms_norm_grads]
-FUSED += [layers.swiglu, layers.swiglu_grads, layers.rotate, row_attention.softmax_weights, row_attention.join]
+OF_LAYERS = [x for x in vars(layers).values() if isinstance(x, Fused)]
+FUSED = [softmax_statistics, softmax_grads_, *OF_LAYERS, row_attention.softmax_weights, row_attention.join]
 
 
 @pytest.fixture
@@ -70,27 +70,47 @@ def statistics_and_grads(inputs: list[torch.Tensor], targets: torch.Tensor, read
     return [*(x for x in statistics if x is not None), *torch.autograd.grad(loss, trained)]
 
 
-@pytest.mark.parametrize(
-    ("memory", "reads", "trained"),
-    [(10**9, ALL, True), (4 * 11 * 3, LOGPS, True), (4 * 11 * 3, DEFAULT_READS, False)],
-)
+@pytest.mark.parametrize(("rows", "reads", "trained"), [(7, ALL, True), (3, LOGPS, True), (3, DEFAULT_READS, False)])
+@pytest.mark.parametrize("vocabulary", [11, 24])
 @pytest.mark.usefixtures("traced")
 def test_fused_passes_equal_those_in_place(
-    memory: int, reads: Reads, trained: bool, fuses: Callable[[bool], None]
+    vocabulary: int, rows: int, reads: Reads, trained: bool, fuses: Callable[[bool], None]
 ) -> None:
-    """With logits that are kept and computed again, and an output layer with and without a gradient."""
+    """With logits of all 7 rows kept, or of 3 in memory, an output layer with and without a gradient, rows in parts."""
     generator = torch.Generator().manual_seed(0)
-    inputs = [3 * torch.randn(*shape, generator=generator) for shape in ((7, 4), (11, 4), (11,))]
+    inputs = [3 * torch.randn(*shape, generator=generator) for shape in ((7, 4), (vocabulary, 4), (vocabulary,))]
     for x in inputs[: 3 if trained else 1]:
         x.requires_grad_()
-    targets = torch.randint(11, (7,), generator=generator)
+    targets = torch.randint(vocabulary, (7,), generator=generator)
     results = []
     for value in (False, True):
         fuses(value)
-        results.append(statistics_and_grads(inputs, targets, reads, memory=memory))
+        results.append(statistics_and_grads(inputs, targets, reads, memory=4 * vocabulary * rows))
     for plain, fused in zip(*results, strict=True):
         torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-5)
-    assert softmax_grads._compiled is not None or not trained
+    assert softmax_grads_._compiled is not None or not trained
+
+
+@pytest.mark.parametrize("elements", [10**6, 2 * 24, 24])
+def test_kept_logits_are_divided_where_their_indices_end(
+    elements: int, fuses: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradients are those of all logits at once; a second backward pass would read what the first overwrote."""
+    monkeypatch.setattr(logps, "MAX_ELEMENTS", elements)
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 4, generator=generator).requires_grad_() for n in (5, 24))
+    fuses(True)
+    statistics = token_logps(hidden, OutputLayer(weight), torch.arange(5), reads=LOGPS)
+    exact = torch.log_softmax(hidden @ weight.T, -1).diagonal()
+    loss = statistics.logps.square().sum()
+    for actual, expected in zip(
+        torch.autograd.grad(loss, [hidden, weight], retain_graph=True),
+        torch.autograd.grad(exact.square().sum(), [hidden, weight]),
+        strict=True,
+    ):
+        torch.testing.assert_close(actual, expected)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(loss, [hidden])
 
 
 @pytest.mark.usefixtures("traced")
@@ -102,7 +122,7 @@ def test_fused_passes_over_bfloat16_return_it() -> None:
     assert logps_.exp().item() == pytest.approx(0.75, abs=2e-3)
     assert entropy.item() == pytest.approx(0.5623, abs=2e-3)
     grads = logps.StatisticGrads(torch.ones(1), None, None, None)
-    d_logits = softmax_grads(logits, torch.tensor([1]), 1.0, (lse, entropy), grads)
+    d_logits = softmax_grads_(logits, torch.tensor([1]), 1.0, (lse, entropy), grads)
     assert probs is not None
     assert d_logits.dtype == probs.dtype == torch.bfloat16
     torch.testing.assert_close(d_logits.float(), torch.tensor([[-0.25, 0.25]]), rtol=0.01, atol=0)
@@ -113,24 +133,30 @@ def test_fused_passes_over_bfloat16_return_it() -> None:
 def test_fused_layers_equal_their_functions(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     grad, x, up = (torch.randn(6, 8).to(dtype) for _ in range(3))
+    total = torch.randn(6, 8)
     weight, angles = torch.rand(8), torch.rand(2, 6, 4).to(dtype)
     heads = torch.randn(6, 3, 4).to(dtype), torch.randn(6, 1, 4).to(dtype)
     scale = layers.inverse_rms(x.float(), 1e-6)
-    calls: list[tuple[Fused[Any, Any], tuple[Any, ...]]] = [
-        (layers.rms_norm, (x, weight, 1e-6, torch.bfloat16)),
-        (layers.rms_norm_grads, (grad, x, weight, scale, True)),
-        (layers.swiglu, (x, up)),
-        (layers.swiglu_grads, (grad, x, up)),
-        (layers.rotate, (*heads, *angles, dtype)),
+    calls: list[tuple[Fused[Any, Any], tuple[Any, ...], dict[str, Any]]] = [
+        (layers.rms_norm, (x, weight, 1e-6, torch.bfloat16), {}),
+        (layers.sum_rms_norm, (total, x, weight, 1e-6, torch.bfloat16), {}),
+        (layers.rms_norm_grad, (grad, x, weight, scale), {}),
+        (layers.added_rms_norm_grad, (grad, up, x, weight, scale), {}),
+        (layers.sum_rms_norm_grads, (grad, up, total, weight, scale), {"dtype": dtype}),
+        (layers.rms_norm_weight_grad, (grad, x, scale), {}),
+        (layers.swiglu, (x, up), {}),
+        (layers.swiglu_grads, (grad, x, up), {}),
+        (layers.rotate, (*heads, *angles, dtype), {}),
+        (layers.rotate_back, (*heads, *angles, dtype), {}),
     ]
-    for fused, inputs in calls:
-        torch.testing.assert_close(fused(*inputs), fused.function(*inputs))
+    for fused, inputs, options in calls:
+        torch.testing.assert_close(fused(*inputs, **options), fused.function(*inputs, **options))
         assert fused._compiled not in {None, fused.function}
 
 
 @pytest.mark.usefixtures("traced")
 def test_functions_of_layers_are_compiled_once_for_all_numbers_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With and without a gradient, of views of any base; `rotate` once more for backward passes, without autocast."""
+    """With and without a gradient, of views of any base."""
     counts: dict[str, CompileCounter] = defaultdict(CompileCounter)
     counted = lambda f, **_: torch._dynamo.optimize(counts[f.__name__], nopython=True)(f)  # noqa: E731
     actor = Actor(random_model("qwen2", hidden_size=64, num_hidden_layers=2))
@@ -143,8 +169,8 @@ def test_functions_of_layers_are_compiled_once_for_all_numbers_of_tokens(monkeyp
                 actor(tokens, mask)
             logps = actor(tokens, mask).logps
         logps.sum().backward()
-    once = dict.fromkeys(("rms_norm", "rms_norm_grads", "swiglu", "swiglu_grads"), 1)
-    assert {name: count.frame_count for name, count in counts.items()} == {**once, "rotate": 2}
+    names = [fused.function.__name__ for fused in OF_LAYERS]
+    assert {name: count.frame_count for name, count in counts.items()} == dict.fromkeys(names, 1)
 
 
 @pytest.mark.usefixtures("traced")

@@ -16,7 +16,7 @@ from rlkit.interfaces.loss import Inputs
 from rlkit.interfaces.optimizer import Optimizer
 from rlkit.models.activations import activation_bytes, token_limit
 from rlkit.models.size import PREFIX_SHARE, Size, cache_tokens, kv_bytes
-from rlkit.ops.logps import chunk_bytes
+from rlkit.ops.logps import chunk_bytes, kept_bytes
 from rlkit.recipe import Critic, Train
 from rlkit.registry import calling
 from rlkit_inspect.estimate import Setting
@@ -229,7 +229,7 @@ def optimizer_bytes(part: Optimizer, model: Size) -> float:
 
 
 def activation_peak(setting: Setting, model: Size, tokens: int) -> float:
-    """Return the bytes that a micro-batch takes: what the backward pass needs, its gradients, a chunk of logits.
+    """Return the bytes that a micro-batch takes: what the backward pass needs, its gradients, logits.
 
     Ranks that share the tokens of rows have an equal part of them each.
     """
@@ -245,6 +245,8 @@ def activation_peak(setting: Setting, model: Size, tokens: int) -> float:
         layers = 1
     width = 4 if setting.precision == "float32" else 2
     gradients = 3 * width * intermediate + 16 * hidden  # of one layer, and what the last norm saves
-    logits = min(4 * tokens * model.outputs, chunk_bytes(setting.gpu_bytes))
+    logits = width * tokens * model.outputs  # kept, and overwritten by their gradient
+    if model.lora or logits > kept_bytes(setting.gpu_bytes):
+        logits = 2 * min(4 * tokens * model.outputs, chunk_bytes(setting.gpu_bytes))  # a chunk, and its gradient
     norms = 4 * intermediate * (intermediate + 3 * hidden) * model.dora  # peft multiplies an identity by the adapter
-    return float(tokens * (layer * layers + gradients) + 2 * logits + norms)  # their gradient too
+    return float(tokens * (layer * layers + gradients) + logits + norms)
