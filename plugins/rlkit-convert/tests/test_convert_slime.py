@@ -232,6 +232,7 @@ CASES: dict[str, tuple[dict[str, object], set[str]]] = {
     "": ({"advantage": "GRPO", "loss": "ClipLoss", **CLIP, "rollout.engine": "SGLangServer"}, set()),
     "--disable-grpo-std-normalization": ({"advantage.scale_by_std": False}, set()),
     "--disable-rewards-normalization": ({"advantage": "GRPO"}, {"disable_rewards_normalization"}),
+    "--disable-rewards-normalization --normalize-advantages": ({"advantage": "ReinforcePP"}, set()),
     "--normalize-advantages": ({"advantage": "GRPO"}, {"normalize_advantages"}),
     "--kl-coef 0.1": ({"advantage": "GRPO"}, set()),  # slime's GRPO reads no KL
     "--kl-loss-coef 0.1": ({}, set()),  # without --use-kl-loss
@@ -372,5 +373,16 @@ def test_what_is_printed_for_fine_tuning_trains(capsys: pytest.CaptureFixture[st
     assert losses[-1] < losses[0]
 
 
-def test_chats_in_another_column_are_to_be_renamed() -> None:
-    assert read(FINE_TUNING, "--input-key", "dialogue").by_hand == {"input_key"}
+@pytest.mark.parametrize(
+    ("words", "by_hand"),
+    [
+        ("--input-key dialogue", {"input_key"}),
+        ("--rollout-function-path mine.rows", {"rollout_function_path"}),
+        ("--eval-interval 5 --eval-prompt-data a held-out.jsonl", {"eval_interval"}),
+        ("--n-samples-per-prompt 1 --entropy-coef 0.1 --rollout-max-response-len 9 --use-rollout-logprobs", set()),
+    ],
+)
+def test_other_options_of_fine_tuning(words: str, by_hand: set[str]) -> None:
+    conversion = read(FINE_TUNING, *words.split())
+    assert conversion.by_hand == by_hand
+    assert recipe_problems(recipe_text(conversion)) == []

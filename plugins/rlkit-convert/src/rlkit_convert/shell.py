@@ -75,7 +75,7 @@ def commands(text: str, name: str) -> Iterator[list[str]]:
         raise RecipeError(f"{name}: a quotation is not closed: {shorten(pending.strip(), 80)!r}")
 
 
-class Script(NamedTuple):
+class ShellCommands(NamedTuple):
     """The commands of a script, with the elements of arrays in place of `${NAME[@]}`.
 
     Args:
@@ -89,7 +89,7 @@ class Script(NamedTuple):
     unused: list[str]
 
 
-def with_arrays(text: str, name: str) -> Script:
+def with_arrays(text: str, name: str) -> ShellCommands:
     """Return the commands of a shell script, in which arrays are filled in; an empty one replaces no other.
 
     Raises:
@@ -116,7 +116,7 @@ def with_arrays(text: str, name: str) -> Script:
         arrays[open_array] += words
         open_array = "" if is_last else open_array
     unused = [key for key in arrays if key not in passed and any(word.startswith("--") for word in arrays[key])]
-    return Script(filled, [key for key in passed if key not in arrays], unused)
+    return ShellCommands(filled, [key for key in passed if key not in arrays], unused)
 
 
 def flags(words: list[str]) -> Iterator[tuple[str, list[str]]]:

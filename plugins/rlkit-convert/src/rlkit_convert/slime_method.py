@@ -7,6 +7,8 @@ from rlkit_convert.values import boolean, integer, number, text
 
 GROUPED = ("grpo", "gspo", "cispo")
 """Estimators that divide by the standard deviation of a group, and read no KL."""
+RETURNS = ("ppo", "reinforce_plus_plus")
+"""Estimators of returns, which read KL and take off no mean of a group."""
 ADVANTAGES = {
     **dict.fromkeys(GROUPED, "GRPO"), "ppo": "GAE", "reinforce_plus_plus": "ReinforcePP",
     "reinforce_plus_plus_baseline": "ReinforcePPBaseline",
@@ -38,7 +40,8 @@ def advantage(conversion: Conversion, distilled: bool) -> None:
         conversion: The conversion to add to.
         distilled: Whether the teacher alone gives advantages: slime's rewards are then 0.
     """
-    key, whiten, raw = "advantage_estimator", "normalize_advantages", "disable_rewards_normalization"
+    key, whiten = "advantage_estimator", "normalize_advantages"
+    raw, unscaled = "disable_rewards_normalization", "disable_grpo_std_normalization"
     name = estimator(conversion)
     if distilled:
         conversion.note(key, "nothing to do: all rewards are 0, and the teacher gives the advantages")
@@ -46,25 +49,25 @@ def advantage(conversion: Conversion, distilled: bool) -> None:
     if name not in ADVANTAGES:
         conversion.ask(key, f"expected one of {', '.join(ADVANTAGES)}; set `advantage:`")
         return
-    unscaled = name in GROUPED and conversion.get("disable_grpo_std_normalization", boolean, False)
     is_whitened = conversion.get(whiten, boolean, False)
-    sources = (key, whiten, "disable_grpo_std_normalization")
-    if unscaled and is_whitened:
-        conversion.set("advantage", "ReinforcePPBaseline", *sources)
-    else:
-        conversion.set("advantage", ADVANTAGES[name], key)
-        if name in GROUPED:
-            conversion.set("advantage.scale_by_std", not unscaled, "disable_grpo_std_normalization")
-        if name in GROUPED and is_whitened:
-            conversion.ask(whiten, WHITENED)
-    if name not in ("ppo", "reinforce_plus_plus") and conversion.get(raw, boolean, False):
+    is_raw = name not in RETURNS and conversion.get(raw, boolean, False)
+    is_centred = name in GROUPED and conversion.get(unscaled, boolean, False)
+    part = ADVANTAGES[name]
+    if is_whitened and is_raw:
+        part = "ReinforcePP"
+    elif is_whitened and is_centred:
+        part = "ReinforcePPBaseline"
+    conversion.set("advantage", part, *((key,) if part == ADVANTAGES[name] else (key, whiten, raw, unscaled)))
+    if part == "GRPO":
+        conversion.set("advantage.scale_by_std", not is_centred, unscaled)
+    if is_raw and not is_whitened:
         conversion.ask(raw, RAW_REWARDS)
-    if name in ("ppo", "reinforce_plus_plus"):
+    if is_whitened and part == "GRPO":
+        conversion.ask(whiten, WHITENED)
+    elif is_whitened:
+        conversion.note(whiten, f"nothing to do: {part} whitens its advantages")
+    if name in RETURNS:
         conversion.carry("advantage.gamma", "gamma", number, 1.0)
-        if is_whitened:
-            conversion.note(whiten, f"nothing to do: {ADVANTAGES[name]} whitens its advantages")
-    if name == "reinforce_plus_plus_baseline" and is_whitened:
-        conversion.note(whiten, "nothing to do: ReinforcePPBaseline whitens its advantages")
     if name == "ppo":
         _critic(conversion, is_whitened)
 
@@ -127,7 +130,7 @@ def divergence(conversion: Conversion) -> None:
     elif conversion.has("use_kl_loss"):
         conversion.note("use_kl_loss", "nothing to do: with a weight of 0 slime only measures KL")
     name, penalty = estimator(conversion), conversion.get("kl_coef", number, 0.0)
-    if penalty > 0 and name in ("ppo", "reinforce_plus_plus"):
+    if penalty > 0 and name in RETURNS:
         conversion.set("kl_reward.coef", penalty, "kl_coef")
         conversion.set("kl_reward.estimator", kind, "kl_loss_type")
     elif penalty > 0 and name == "reinforce_plus_plus_baseline":

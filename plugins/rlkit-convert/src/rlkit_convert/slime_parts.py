@@ -16,6 +16,9 @@ from rlkit_convert.values import boolean, integer, number, text
 SLICE = re.compile(r"(.*)@\[(-?\d*):(-?\d*)\]")
 """Rows of a file in slime's notation."""
 QUANTIZED = re.compile(r"fp8|int4|int8|awq|gptq", re.IGNORECASE)
+FINE_TUNING = "slime.rollout.sft_rollout.generate_rollout"
+UNSAMPLED = ("rollout.group_size", "rollout.sampling.max_tokens", "train.entropy_coef", "train.old_logps")
+"""Options of the recipe that fine-tuning has no use for."""
 FULLY_ASYNCHRONOUS = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 FILTERS = "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"
 MOST_REFILLS = 1000
@@ -36,7 +39,7 @@ REWARDS = {
     "random": "PythonReward, with a function that draws a number",
 }
 CUSTOM_REWARD = (
-    "write f(text, answer, meta) to a file, in place of f(args, sample): PythonReward with function: file.py:name"
+    "write f(text, answer, metadata) to a file, in place of f(args, sample): PythonReward with function: file.py:name"
 )
 SERVICE = 'its service must answer {"items": [...]} with {"scores": [...]}: rlkit plugins show RemoteReward'
 
@@ -57,7 +60,9 @@ def task(conversion: Conversion) -> None:
     column = conversion.get("input_key", text, "input")
     if is_fine_tuning(conversion):
         conversion.set("task.answer_field", None, "label_key")
-        if column not in ("messages", "conversations"):
+        if column in ("messages", "conversations"):
+            conversion.note("input_key", "where turns have a flag step_loss_mask, rename it to `loss`")
+        else:
             conversion.ask("input_key", "rename the column with the conversation to `messages`")
         return
     conversion.set("task.prompt_field", column, "input_key")
@@ -139,8 +144,10 @@ def method(conversion: Conversion) -> None:
     if is_fine_tuning(conversion):
         conversion.set("rollout.engine", "Recorded", "loss_type", "rollout_function_path")
         conversion.set("loss", "CrossEntropy", "loss_type")
-        for key in ("rollout.group_size", "rollout.sampling.max_tokens", "train.entropy_coef", "train.old_logps"):
-            conversion.recipe.pop(key, None)
+        for option in UNSAMPLED:
+            _, sources = conversion.recipe.pop(option, (None, ""))
+            for key in filter(conversion.has, sources.split(", ")):
+                conversion.note(key, "nothing to do: fine-tuning samples nothing")
     else:
         distilled = distillation(conversion)
         advantage(conversion, distilled)
@@ -183,13 +190,15 @@ def reward(conversion: Conversion) -> None:
 
 def rollout(conversion: Conversion) -> None:
     """Set the limits of sampling, the filter of groups, and how far rollouts run ahead."""
+    key = "rollout_function_path"
+    function = conversion.get(key, text, ROLLOUTS[0])
     if is_fine_tuning(conversion):
+        if function != FINE_TUNING:
+            conversion.ask(key, "write the conversations that it returns to a file with the column `messages`")
         return
     truncation(conversion, "rollout_")
     _stops(conversion, "rollout")
     _selection(conversion)
-    key = "rollout_function_path"
-    function = conversion.get(key, text, ROLLOUTS[0])
     ahead = function == FULLY_ASYNCHRONOUS
     if ahead:
         conversion.note(key, "rollouts run ahead by rollout.max_staleness steps at most, in slime without a limit")
@@ -245,6 +254,8 @@ def validation(conversion: Conversion) -> None:
     values = ["aime", *values] if len(values) == 1 else values
     interval = conversion.get("eval_interval", integer, 0)
     config = conversion.has("eval_config") or conversion.is_unknown("eval_prompt_data", "eval_config")
+    if interval > 0 and is_fine_tuning(conversion):
+        conversion.ask("eval_interval", "validation.every, with task.validation_path or task.validation_split")
     if interval < 1 or not (values or config) or is_fine_tuning(conversion) or len(values) % 2:
         conversion.set("validation", None, "eval_interval")
         return

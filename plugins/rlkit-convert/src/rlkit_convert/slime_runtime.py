@@ -6,7 +6,7 @@ from rlkit_convert.rules import without_equivalent
 
 MICRO = "nothing to do: train.max_tokens_per_micro_batch bounds memory (default: auto), and the gradient is the same"
 SHARDING = (
-    "nothing to do: fabric.strategy fsdp2 shards over all ranks; the class FSDP2 has tensor_parallel, sequence_parallel "
+    "nothing to do: fabric.strategy fsdp2 shards over all ranks; class FSDP2 has tensor_parallel, sequence_parallel "
     "(of context) and expert_parallel"
 )
 ARCHITECTURE = "nothing to do: model.path has the architecture"
