@@ -311,6 +311,9 @@ CASES: dict[str, tuple[dict[str, object], set[str]]] = {
     '--apply-chat-template-kwargs {"enable_thinking":false}': (
         {"model.chat_template_kwargs": {"enable_thinking": False}}, set(),
     ),
+    '--multimodal-keys {"image":"images"}': ({"model.vision.train": True}, set()),
+    '--multimodal-keys {"image":"pictures"}': ({"model.vision.train": True}, {"multimodal_keys"}),
+    "--debug-rollout-only": ({}, {"debug_rollout_only"}),
     "--rollout-seed 7": ({"train.seed": 7, "train.shuffle": False}, set()),
 }  # fmt: skip
 
@@ -354,6 +357,12 @@ def converted(capsys: pytest.CaptureFixture[str], text: str) -> None:
 CPU = ("--rollout.engine", "TorchEngine", "--fabric.precision", "32-true", "--validation", "null")
 
 
+def test_what_is_printed_needs_nothing() -> None:
+    assert recipe_problems(recipe_text(read(SCRIPT))) == []
+    assert recipe_problems(recipe_text(read(FINE_TUNING))) == []
+
+
+@pytest.mark.slow
 def test_what_is_printed_for_grpo_trains(capsys: pytest.CaptureFixture[str]) -> None:
     converted(capsys, SCRIPT.replace("--use-wandb", ""))
     assert main(["recipe", "check", "mine.yaml", *CPU]) == 0
@@ -361,6 +370,7 @@ def test_what_is_printed_for_grpo_trains(capsys: pytest.CaptureFixture[str]) -> 
     assert [row["rollout/samples"] for row in read_jsonl(Path("run/metrics.jsonl"))] == [32, 32]
 
 
+@pytest.mark.slow
 def test_what_is_printed_for_fine_tuning_trains(capsys: pytest.CaptureFixture[str]) -> None:
     converted(capsys, FINE_TUNING)
     recipe = yaml.safe_load(Path("mine.yaml").read_text())

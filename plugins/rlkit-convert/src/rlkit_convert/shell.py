@@ -104,10 +104,15 @@ def with_arrays(text: str, name: str) -> ShellCommands:
             before = arrays.get(open_array, [])
             arrays[open_array] = [] if words[:1] != [")"] and not extends else before
         if not open_array:
-            names = [match[1] if (match := ELEMENTS.fullmatch(word)) else "" for word in words]
-            passed |= dict.fromkeys(filter(None, names))
-            pairs = zip(words, names, strict=True)
-            filled.append([element for word, key in pairs for element in (arrays.get(key, []) if key else [word])])
+            command = list[str]()
+            for word in words:
+                elements = ELEMENTS.fullmatch(word)
+                if elements is None:
+                    command.append(word)
+                else:
+                    passed[elements[1]] = None
+                    command += arrays.get(elements[1], [])
+            filled.append(command)
             continue
         is_last = bool(words) and words[-1].endswith(")")
         if is_last:

@@ -8,14 +8,14 @@ from rlkit_convert import slime_runtime
 from rlkit_convert.rules import ByHand, Equivalent, Rule, equivalents, read_together
 from rlkit_convert.shell import flags, with_arrays
 from rlkit_convert.source import LARGEST, MARK, PeerOptions
-from rlkit_convert.values import boolean, integer, number, number_or_text, text
+from rlkit_convert.values import boolean, integer, number, text
 
 DEFAULTS: dict[str, object] = {
     "n_samples_per_prompt": 1, "actor_num_gpus_per_node": 8, "weight_decay": 0.01, "seed": 1234,
     "lr_decay_style": "linear", "input_key": "input",
 }  # fmt: skip
 """slime's defaults, and Megatron's, that differ from rlkit's."""
-MAIN = re.compile(r"(?:.*/)?(train|train_async)\.py")
+MAIN = re.compile(r"(?:.*/)?train(?:_async)?\.py")
 ASYNCHRONOUS = "train_async.py"
 """The key of the option that steps and rollouts run at once."""
 ARCHITECTURE = "nothing to do: a file that is not read here sets the model's architecture, which model.path has"
@@ -51,7 +51,10 @@ CODE: dict[str, Rule] = {
     "megatron_config_path": ByHand("options of the critic alone, in the section `critic:`"),
     "sglang_config": ByHand("its file sets up models and servers: rlkit docs placement"),
     "eval_config": ByHand("validation.tasks: a task for each data set of its file"),
-}
+    "debug_rollout_only": ByHand("rlkit validate samples and scores, and trains nothing"),
+    **dict.fromkeys(("load_debug_*", "load_forge_rollout_data"),
+                    ByHand("rlkit replay RUN --step N --phase learn trains on saved rollouts")),
+}  # fmt: skip
 """Options that name code or a file of the user."""
 
 RULES: dict[str, Rule] = {
@@ -125,13 +128,11 @@ def read(content: str, name: str, overrides: list[str]) -> PeerOptions:
     options = PeerOptions()
     script = with_arrays(content, name)
     for words in script.commands:
-        mains = [(index, match[1]) for index, word in enumerate(words) if (match := MAIN.fullmatch(word))]
-        if not mains:
-            continue
-        start, kind = mains[-1]
-        if kind == "train_async":
-            options.values[ASYNCHRONOUS] = True
-        _add(options, words[start + 1 :])
+        mains = [index for index, word in enumerate(words) if MAIN.fullmatch(word)]
+        if mains:
+            if words[mains[-1]].endswith(ASYNCHRONOUS):
+                options.values[ASYNCHRONOUS] = True
+            _add(options, words[mains[-1] + 1 :])
     _add(options, overrides)
     if options.values or options.unresolved:
         missing = {array: ARCHITECTURE if array.startswith("MODEL") else ELSEWHERE for array in script.missing}
@@ -145,4 +146,4 @@ def _add(options: PeerOptions, words: list[str]) -> None:
             options.add(key, " ".join(values) if values else "true")
         else:
             options.unresolved.pop(key, None)
-            options.values[key] = [number_or_text(value) for value in values]
+            options.values[key] = values

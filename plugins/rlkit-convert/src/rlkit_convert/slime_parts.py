@@ -57,6 +57,8 @@ def task(conversion: Conversion) -> None:
         conversion.note("apply_chat_template", "nothing to do: rlkit applies the model's chat template")
     if path:
         conversion.set("task.path", path, "prompt_data")
+    if conversion.has("multimodal_keys"):  # slime trains all that --freeze-params-name-list does not name
+        conversion.set("model.vision.train", True, "multimodal_keys")
     column = conversion.get("input_key", text, "input")
     if is_fine_tuning(conversion):
         conversion.set("task.answer_field", None, "label_key")

@@ -50,7 +50,8 @@ REMEDIES = {
     "rollout covers it",
     "offload_rollout": "rollout.engine.launch.release_memory covers it",
     "no_offload_train no_offload_rollout": "nothing to do: off",
-    "num_gpus_per_node prefill_num_servers rollout_external_engine_addrs": DEVICES,
+    "num_gpus_per_node prefill_num_servers": DEVICES,
+    "rollout_external_engine_addrs": "rollout.engine: SGLangServer with urls",
     "sglang_mem_fraction_static": "rollout.engine.launch.memory_fraction is the share of free memory when a server "
     "starts (default: 0.4)",
     "sglang_server_concurrency": "rollout.max_conversations bounds those at once",
@@ -65,8 +66,7 @@ REMEDIES = {
     "tb_*": "nothing to do: events are in tensorboard/ of the run folder",
     "log_* use_rollout_entropy get_mismatch_metrics custom_rollout_log_function_path "
     "custom_eval_rollout_log_function_path ci_* no_log_* timing_*": METRICS,
-    "save_debug_* dump_details debug_rollout_only": ROLLOUTS,
-    "load_debug_* load_forge_rollout_data": "rlkit replay RUN --step N --phase learn trains on saved rollouts",
+    "save_debug_* dump_details": ROLLOUTS,
     "memory_* record_memory_history profile* use_pytorch_profiler": "profile.steps writes traces of single steps",
     "use_fault_tolerance rollout_health_* http_proxy use_distributed_post rollout_data_transport": "nothing to do: "
     "servers that fail are restarted",
