@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from rlkit_convert import convert, openrlhf, prime_rl, trl, verl
+from rlkit_convert import convert, openrlhf, prime_rl, slime, trl, verl
 from rlkit_convert.command import NO_ACTION
 from rlkit_convert.conversion import NO_RULE, Conversion
 from rlkit_convert.rules import Equivalent
@@ -782,14 +782,14 @@ def test_credentials_are_not_shown() -> None:
     assert not [line for line in remarks_of(convert("trl", "", "run.sh", words)) if "abcdef" in line]
 
 
-@pytest.mark.parametrize("argv", [[], ["--from"], ["--from", "verl"], ["--from", "slime", "a.sh"], ["a.sh"]])
+@pytest.mark.parametrize("argv", [[], ["--from"], ["--from", "verl"], ["--from", "nemo", "a.sh"], ["a.sh"]])
 def test_usage_is_explained(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", *argv]) == 2
     out, err = capsys.readouterr()
     assert "--from verl" in out + err
 
 
-@pytest.mark.parametrize("rules", [verl.RULES, trl.RULES, openrlhf.RULES, prime_rl.RULES])
+@pytest.mark.parametrize("rules", [verl.RULES, trl.RULES, openrlhf.RULES, prime_rl.RULES, slime.RULES])
 def test_every_rule_names_an_option_of_rlkit(rules: dict) -> None:
     """With a class where the option is one of a class."""
     composer = Composer(load_plugins())
@@ -823,7 +823,13 @@ ODD += ["2020-01-01", "0o17", "yes", "~", "{class_path: x}", "!!python/name:os.s
 
 @pytest.mark.parametrize(
     ("peer", "rules"),
-    [("verl", verl.RULES), ("trl", trl.RULES), ("openrlhf", openrlhf.RULES), ("prime-rl", prime_rl.RULES)],
+    [
+        ("verl", verl.RULES),
+        ("trl", trl.RULES),
+        ("openrlhf", openrlhf.RULES),
+        ("prime-rl", prime_rl.RULES),
+        ("slime", slime.RULES),
+    ],
 )
 def test_any_value_is_carried_over_or_listed(peer: str, rules: dict) -> None:
     """Every ninth option with an odd value, alone among usual ones, and all options with each of them."""
@@ -834,6 +840,7 @@ def test_any_value_is_carried_over_or_listed(peer: str, rules: dict) -> None:
         "trl": ["--use_vllm"],
         "openrlhf": ["--train.async_enable"],
         "prime-rl": ["--max_steps", "5"],
+        "slime": ["--num-rollout", "5"],
     }[peer]
 
     def words(key: str, value: str) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rlkit.base.errors import RecipeError, show
 from rlkit.base.text import safe
-from rlkit_convert import openrlhf, prime_rl, trl, trl_parts, verl, verl_parts
+from rlkit_convert import openrlhf, prime_rl, slime, slime_parts, trl, trl_parts, verl, verl_parts
 from rlkit_convert.conversion import Conversion
 from rlkit_convert.source import read_text
 from rlkit_convert.trl_trainer import TRAINER, TRAINERS
@@ -20,12 +20,13 @@ USAGE = """usage: rlkit convert --from verl FILE [key=value ...]      a YAML fil
                                                             TRAINER, if FILE names none, such as grpo, sft, dpo, kto
        rlkit convert --from openrlhf FILE [--option value ...]    a shell script that runs train_ppo_ray
        rlkit convert --from prime-rl FILE [--option value ...]    a TOML file of `rl`
+       rlkit convert --from slime FILE [--option value ...]       a shell script that runs train.py or train_async.py
     Prints a recipe that names the source of each option, followed by the options that have no equivalent and what to do
     about each. Options after FILE are options of that system, and override those in FILE. Nothing in FILE is run.
 
     rlkit convert --from verl run_grpo.sh > mine.yaml && rlkit recipe check mine.yaml
 """
-PEERS = ("verl", "trl", "openrlhf", "prime-rl")
+PEERS = ("verl", "trl", "openrlhf", "prime-rl", "slime")
 HEAD = "# From {source}: {file}. The comment after each option names the option of {peer} that it comes from."
 NO_ACTION = "nothing to do"
 """Marks the remark on an option that asks nothing of the user."""
@@ -74,6 +75,7 @@ def convert(peer: str, content: str, name: str, overrides: Sequence[str]) -> Con
         "trl": (trl.read, trl_parts.FUNCTIONS),
         "openrlhf": (openrlhf.read, openrlhf.FUNCTIONS),
         "prime-rl": (prime_rl.read, prime_rl.FUNCTIONS),
+        "slime": (slime.read, slime_parts.FUNCTIONS),
     }[peer]
     options = read(content, name, list(overrides))
     if not options.values and not options.unresolved:
@@ -85,6 +87,7 @@ def convert(peer: str, content: str, name: str, overrides: Sequence[str]) -> Con
         "verl": (verl.DEFAULTS, verl.RULES),
         "openrlhf": (openrlhf.DEFAULTS, openrlhf.RULES),
         "prime-rl": (prime_rl.DEFAULTS, prime_rl.RULES),
+        "slime": (slime.DEFAULTS, slime.RULES),
     }.get(peer) or (trl.defaults(options), trl.rules(options))
     conversion = Conversion(options, defaults, rules)
     conversion.apply(functions)

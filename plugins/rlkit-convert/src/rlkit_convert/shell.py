@@ -8,6 +8,7 @@ import operator
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 from rlkit.base.errors import RecipeError, shorten
 from rlkit_convert.source import LARGEST, MARK, marked
@@ -20,6 +21,12 @@ VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?[-=]([^{}]*))?\}|(\w+)|[@*#?$!])")
 SCRIPT_ARGUMENTS = re.compile(r"""["']?\$(?:\{[@*](?::\d+)?\}|[@*])["']?""")
 """A script's own arguments, passed on."""
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+ARRAY = re.compile(r"^[ \t]*(?:declare -a |local |export )?([A-Za-z_]\w*)(\+?)=\((?!\()", re.MULTILINE)
+"""The beginning of an array."""
+ELEMENTS = re.compile(r"\$\{(\w+)\[[@*]\](?::?[-+][^{}]*)?\}")
+"""All elements of an array, as words."""
+ARRAY_WORD = "array:"
+"""The first word of the command that `with_arrays` reads in place of the beginning of an array."""
 MAX_COMMAND_CHARS = 20_000
 MAX_QUOTED_LINES = 100
 MAX_VARIABLE_CHARS = 2_000
@@ -68,6 +75,55 @@ def commands(text: str, name: str) -> Iterator[list[str]]:
         raise RecipeError(f"{name}: a quotation is not closed: {shorten(pending.strip(), 80)!r}")
 
 
+class ShellCommands(NamedTuple):
+    """The commands of a script, with the elements of arrays in place of `${NAME[@]}`.
+
+    Args:
+        commands: The words of each command.
+        missing: Arrays that commands pass and the script does not set.
+        unused: Arrays of options that no command passes.
+    """
+
+    commands: list[list[str]]
+    missing: list[str]
+    unused: list[str]
+
+
+def with_arrays(text: str, name: str) -> ShellCommands:
+    """Return the commands of a shell script, in which arrays are filled in; an empty one replaces no other.
+
+    Raises:
+        RecipeError: As `commands` does.
+    """
+    filled, passed, open_array = list[list[str]](), dict[str, None](), ""
+    arrays: dict[str, list[str]] = {}
+    for line in commands(ARRAY.sub(rf"{ARRAY_WORD} \1 '\2' ", text), name):
+        words = line
+        if words[0] == ARRAY_WORD:
+            _, open_array, extends, *words = words
+            before = arrays.get(open_array, [])
+            arrays[open_array] = [] if words[:1] != [")"] and not extends else before
+        if not open_array:
+            command = list[str]()
+            for word in words:
+                elements = ELEMENTS.fullmatch(word)
+                if elements is None:
+                    command.append(word)
+                else:
+                    passed[elements[1]] = None
+                    command += arrays.get(elements[1], [])
+            filled.append(command)
+            continue
+        is_last = bool(words) and words[-1].endswith(")")
+        if is_last:
+            last = words.pop().removesuffix(")")
+            words += [last] if last else []
+        arrays[open_array] += words
+        open_array = "" if is_last else open_array
+    unused = [key for key in arrays if key not in passed and any(word.startswith("--") for word in arrays[key])]
+    return ShellCommands(filled, [key for key in passed if key not in arrays], unused)
+
+
 def flags(words: list[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield each `--option` with its values: `--option a b`, `--option=a`, or none."""
     key, values = "", list[str]()
@@ -96,7 +152,7 @@ def _split(line: str, variables: Mapping[str, str]) -> list[str]:
     for word in lexer:
         if word.startswith("#"):
             break
-        if set(word) <= set(";&|<>"):
+        if word and set(word) <= set(";&|<>"):
             if word[0] in "<>" and words and words[-1].isdigit():
                 words.pop()
             break
