@@ -44,7 +44,7 @@ def used_gib() -> float:
 
 def kill_server() -> None:
     """Kill the server of SGLang that a supervisor of this process has started."""
-    import psutil  # which SGLang requires
+    import psutil  # type: ignore[import-untyped]  # which SGLang requires
 
     processes = [server for supervisor in psutil.Process().children() for server in supervisor.children()]
     [server] = [process for process in processes if "sglang.launch_server" in process.cmdline()]
