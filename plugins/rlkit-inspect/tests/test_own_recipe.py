@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rlkit_inspect import recipe
 from rlkit_inspect.own_recipe import SAVINGS, own_recipe, recorded_recipe
 
 from rlkit.base.errors import RecipeError
@@ -31,6 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["review", "stars"], "review", "stars"),
         (["prompt"], "prompt", None),
         (["input", "notes: #1", "target"], "input", "target"),
+        (["prompt", "Gold", "source"], "prompt", "Gold"),
     ],
 )
 def test_columns_are_read_by_their_names(folder: Path, columns: list[str], prompt: str, answer: str | None) -> None:
@@ -41,6 +43,21 @@ def test_columns_are_read_by_their_names(folder: Path, columns: list[str], promp
     assert options["validation_split"] == 0.38  # of 400 rows 150
     (folder / "mine.yaml").write_text(own_recipe("mine.jsonl", "reward.py:score", "tiny"), encoding="utf-8")
     assert parse("fit", ["--recipe", "mine.yaml"]).recipe.train.prompts_per_step == 16
+
+
+def test_an_answer_under_another_name_is_a_guess(folder: Path) -> None:
+    rows = [{"prompt": f"{i} + 1", "sum": str(i + 1), "lang": "en"} for i in range(9)]
+    (folder / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    text = own_recipe("mine.jsonl", "reward.py:score", "tiny")
+    assert 'answer_field: "sum"  # a guess: no column has a usual name for answers\n' in text
+
+
+def test_two_rewards_are_refused(folder: Path) -> None:
+    (folder / "mine.csv").write_text("prompt,answer\na,b\nc,d\n", encoding="utf-8")
+    words = ["new", "new.yaml", "--task=mine.csv", "--reward=MathReward", "--reward", "QAReward"]
+    with pytest.raises(RecipeError, match="--reward is given twice.*Composite"):
+        recipe.run(words)
+    assert not (folder / "new.yaml").exists()
 
 
 def test_a_model_of_the_hub_gets_options_that_suit_it(folder: Path) -> None:

@@ -20,7 +20,10 @@ from rlkit.registry.shelf import provider
 
 PROMPTS = ("prompt", "question", "problem", "instruction", "input", "query", "text")
 """Names of columns with prompts, the likeliest first."""
-ANSWERS = ("answer", "solution", "label", "target", "total", "output", "response", "ground_truth", "category")
+ANSWERS = (
+    "answer", "solution", "gold", "gold_answer", "final_answer", "correct_answer", "reference_answer", "expected",
+    "expected_answer", "reference", "label", "target", "total", "output", "response", "ground_truth", "category",
+)  # fmt: skip
 """Names of columns with reference answers, the likeliest first."""
 RECORDED_PROMPTS = tuple(name for name in PROMPTS if name != "text")
 """Names of columns with the prompts of recorded completions: `text` is a complete text, which has none."""
@@ -90,7 +93,10 @@ def own_recipe(
     columns = list(rows[0])
     prompt = _column(columns, PROMPTS, columns[0])
     further_columns = [column for column in columns if column != prompt]
-    answer = _column(further_columns, ANSWERS, further_columns[-1]) if further_columns else None
+    varying = [column for column in further_columns if _varies(rows, column)] or further_columns
+    answer = _column(further_columns, ANSWERS, varying[-1]) if further_columns else None
+    is_guess = len(further_columns) > 1 and answer is not None and answer.lower() not in ANSWERS
+    note = "  # a guess: no column has a usual name for answers" if is_guess else ""
     share = _held_out_share(rows)
     prompts_per_step = min(PROMPTS_PER_STEP, len(rows) - round(len(rows) * share))
     is_tiny = model == "tiny"
@@ -99,7 +105,7 @@ def own_recipe(
     return f"""\
 {_head(data, rows, model, saving)}
     prompt_field: {_quoted(prompt)}
-    answer_field: {_quoted(answer)}
+    answer_field: {_quoted(answer)}{note}
     validation_split: {share}  # the share of rows to validate on
 reward: {part}
 advantage: GRPO
@@ -175,6 +181,12 @@ def _rows(data: str) -> Sequence[Mapping[str, object]]:
     if not rows[0]:
         raise RecipeError(f"--task is {show(data)}, whose first row has no columns, expected one with the prompt")
     return rows
+
+
+def _varies(rows: Sequence[Mapping[str, object]], column: str) -> bool:
+    """Whether a column has different values in the first rows."""
+    values = (row.get(column) for row in itertools.islice(rows, HEADER_ROWS))
+    return len({repr(value) for value in values}) > 1
 
 
 def _held_out_share(rows: Sequence[object]) -> float:

@@ -117,6 +117,11 @@ def _of_own_data(argv: Sequence[str]) -> tuple[str, str]:
             or "rlkit recipe new with --task FILE takes --reward FILE.py:FUNCTION, or --reward NAME with "
             "--reward.OPTION=VALUE, --model NAME and --gpu 24GB; change the rest in the file that it writes"
         )
+    if sum(word == "--reward" or word.startswith("--reward=") for word in argv) > 1:
+        raise RecipeError(
+            "--reward is given twice, expected one; several are a Composite, to be written in the file (rlkit docs "
+            "data-and-rewards)"
+        )
     model = options.model or "tiny"
     if options.reward is None:
         texts = [recorded_recipe(options.task, model, saving) for saving in SAVINGS]
