@@ -86,6 +86,8 @@ def save_policy(
                 (partial / OVERRIDES).write_text(json.dumps(overrides, indent=2), encoding="utf-8")
                 if os.path.isdir(partial / BASE):
                     base_model(policy).config.save_pretrained(partial / BASE)
+        for weights_file in partial.rglob("*.safetensors"):  # which safetensors writes for their owner alone
+            shutil.copymode(next(weights_file.parent.glob("*config.json")), weights_file)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
     except (OSError, SafetensorError) as error:

@@ -13,7 +13,9 @@ from transformers import GenerationConfig
 
 from rlkit.cli.main import main
 from rlkit.commands import parse
+from rlkit.models.lora import add_lora
 from rlkit.models.save import model_card, save_policy
+from rlkit.recipe import Lora
 
 FEW = ("--train.steps=2", "--train.prompts_per_step=2", "--validation.limit=4")
 
@@ -49,6 +51,18 @@ def test_a_saved_model_stops_where_its_template_ends_turns(
     policy.generation_config.eos_token_id = known
     save_policy(policy, build_tokenizer(), tmp_path / "final", ends=[258])
     assert GenerationConfig.from_pretrained(tmp_path / "final").eos_token_id == expected
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+def test_whoever_reads_the_configuration_reads_the_weights(adapters: bool, tmp_path: Path) -> None:
+    """Such as the server of another user; safetensors writes a file for its owner alone."""
+    policy = random_model("qwen2")
+    if adapters:
+        policy = add_lora(policy, Lora(rank=2))
+    save_policy(policy, build_tokenizer(), tmp_path / "final")
+    files = [*(tmp_path / "final").glob("*config.json"), *(tmp_path / "final").glob("*.safetensors")]
+    assert len(files) >= 2
+    assert len({file.stat().st_mode for file in files}) == 1
 
 
 def test_a_name_on_the_hub_is_the_base_model() -> None:
