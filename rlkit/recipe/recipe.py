@@ -179,9 +179,10 @@ class Recipe:
         is_distilled = self.teacher is not None and not self.loss.forward.teacher_top
         is_read = Needs.OLD_LOGPS in self.needs or self.kl_reward or is_distilled or corrects or self.rejection
         weighted = self.kl_loss is not None and self.kl_loss.importance_weighted
-        are_measured = self.method.samples and not isinstance(self.loss, SequenceLoss)
+        samples = self.method.samples
+        are_measured = samples and not isinstance(self.loss, SequenceLoss)
         compares = Inputs.OLD_LOGPS in self.loss.inputs or weighted or are_measured
-        is_noisy = self.loss.forward.embedding_noise and self.method.samples
+        is_noisy = samples and self.loss.forward.embedding_noise
         recompute = compares and not self.train.on_policy and self.train.old_logps == "recompute"
         return bool(is_read or is_noisy or recompute)
 

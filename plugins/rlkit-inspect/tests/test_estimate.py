@@ -116,12 +116,12 @@ def test_a_head_of_scores_counts_in_place_of_the_output_layer(shapes: dict[str, 
 
 
 def test_no_vocabulary_counts_in_the_memory_of_scores(shapes: dict[str, Path]) -> None:
-    """2 x 4 bytes for one score of each of 1,024 tokens, for 151,936 logits at most twice 256 MiB."""
+    """2 bytes for one score of each of 1,024 tokens, for 151,936 logits at most twice 256 MiB."""
     options = (*SCORE, "--train.max_tokens_per_micro_batch=1024", "--train.checkpoint_activations=true")
     known = estimate.setting(recipe_of(shapes["0.5B"], *options), 128, 200, answers=AnswerSizes(512, 2, 50.0, 2.0))
     alike = replace(known, policy=replace(known.policy, outputs=151_936))
     found = [footprint.memory(one)["learning, besides"] for one in (known, alike)]
-    assert found[1] - found[0] == pytest.approx(512 - 2 * 4 * 1024 / 2**20)
+    assert found[1] - found[0] == pytest.approx(512 - 2 * 1024 / 2**20)
 
 
 def test_recorded_answers_count_as_they_are(shapes: dict[str, Path]) -> None:

@@ -87,13 +87,13 @@ def test_memory_is_estimated_by_hand(capsys: pytest.CaptureFixture[str]) -> None
 
     Sampling: 3 layers x 2 x 64 numbers x 4 bytes a token = 16 MiB. Learning: 3 layers x (33 x 128 + 16 x 256) bytes
     for each of 1,280 tokens = 30 MiB, gradients of activations, 3 x 4 x 256 + 16 x 128 bytes a token = 6 MiB,
-    and of 477,824 weights x 4 bytes = 2 MiB, and 2 x 4 bytes for 1,280 rows of 264 logits = 3 MiB.
+    and of 477,824 weights x 4 bytes = 2 MiB, and 4 bytes for 1,280 rows of 264 logits = 1 MiB.
     """
     out = check(capsys)
     sizes = dict(re.findall(r"^ ([a-z ,]+?) +│ +([\d,]+) *$", out, re.M))
     assert sizes.pop("weights and optimizer") == "5"
     assert sizes.pop("sampling, besides") == "16"
-    assert sizes.pop("learning, besides") == "41"
+    assert sizes.pop("learning, besides") == "40"
     assert sizes.pop("at the peak of a step") == "47"
     assert "memory of this machine (--gpu h100 plans for a GPU) │" in " ".join(out.split())
     # of a reference, 477,824 x 4 bytes more; a group of 8 rows instead of one of them at least

@@ -370,7 +370,7 @@ def test_validation_answers_greedily_and_by_sampling(monkeypatch: pytest.MonkeyP
     assert measured["reward"] == 1
     assert measured["sampled_reward"] == 3
     assert measured["sampled_length"] == 3
-    assert {name for name in measured if not name.startswith("sampled_")} == set(VALIDATION_METRICS)
+    assert {name for name in measured if not name.startswith("sampled_")} == {*VALIDATION_METRICS, "reward/form"}
     assert [(s.temperature, s.max_tokens, n, step) for s, n, step in asked] == [(0, 8, 1, 0), (1, 8, 3, 0)]
     assert fake.entered == 1
     made.validation.samples = 0

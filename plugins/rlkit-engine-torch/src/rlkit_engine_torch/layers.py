@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from rlkit.interfaces.model import LayerFusion
+from rlkit.ops import fusion
 from rlkit.ops.attention import Scoring, autocasted
 from rlkit.ops.autograd import Context
 from rlkit.ops.fusion import Fused, on_gpu
@@ -153,7 +154,7 @@ class ProductsFunction(torch.autograd.Function):
 
 def add_product_(total: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Add `x @ y` to a matrix; a GPU rounds the sum once, a CPU with AVX2 alone would round it more often."""
-    return total.addmm_(x, y) if total.is_cuda else total.add_(x @ y)
+    return total.addmm_(x, y) if fusion.on_gpu(total) else total.add_(x @ y)
 
 
 class RMSNormFunction(torch.autograd.Function):
