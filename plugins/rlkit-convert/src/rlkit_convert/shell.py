@@ -110,7 +110,8 @@ def with_arrays(text: str, name: str) -> ShellCommands:
     filled, passed, arrays = list[list[str]](), dict[str, None](), dict[str, list[str]]()
     open_array, elements = "", list[str]()
     inserted = 0
-    for words in _commands(ARRAY.sub(rf"{ARRAY_WORD} \1 '\2' ", text), name):
+    for command in _commands(ARRAY.sub(rf"{ARRAY_WORD} \1 '\2' ", text), name):
+        words = command
         if words[0] == ARRAY_WORD:
             _, open_array, extends, *words = words
             elements = [*arrays.get(open_array, [])] if extends else []
@@ -164,13 +165,12 @@ def _split(line: str, variables: Mapping[str, str]) -> list[str]:
     for word in lexer:
         if word.startswith("#"):
             break
-        if word.startswith(")") and set(word) <= set(PUNCTUATION):
-            words.append(")")
-            word = word.lstrip(")")
-            if not word:
-                continue
         if word and set(word) <= set(PUNCTUATION):
-            if word[0] in "<>" and words and words[-1].isdigit():
+            end = word.lstrip(")")
+            words += [")"] if end != word else []
+            if not end:
+                continue
+            if end[0] in "<>" and words and words[-1].isdigit():
                 words.pop()
             break
         words.append(word)
