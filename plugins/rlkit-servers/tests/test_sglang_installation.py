@@ -203,12 +203,12 @@ def test_what_is_packed_is_needed_and_not_there(
 
 def test_a_release_for_another_torch_is_not_packed(script: ModuleType, tmp_path: Path) -> None:
     built_for = script.Version("2.11.0")
-    for torch in ("", "2.11.0", "2.11.1+cu130", "2.11.0a0+nv26.4"):
-        script.Wheels(tmp_path, "3.12", {"torch": torch}).require_torch("0.5.17", built_for)
-    for torch in ("2.9.1", "2.12.0+cu130", "2.11.0+cu128"):
-        wheels = script.Wheels(tmp_path, "3.12", {"torch": torch})
+    for version in ("", "2.11.0", "2.11.1+cu130", "2.11.0a0+nv26.4"):
+        script.Wheels(tmp_path, "3.12", {"torch": version}).require_torch("0.5.17", built_for)
+    for version in ("2.9.1", "2.12.0+cu130", "2.11.0+cu128"):
+        wheels = script.Wheels(tmp_path, "3.12", {"torch": version})
         with pytest.raises(
-            SystemExit, match=f"built for torch 2.11.0 and CUDA 13, but the freeze lists torch {torch[:4]}"
+            SystemExit, match=f"built for torch 2.11.0 and CUDA 13, but the freeze lists torch {version[:4]}"
         ):
             wheels.require_torch("0.5.17", built_for)
 
