@@ -114,7 +114,7 @@ def with_arrays(text: str, name: str) -> ShellCommands:
         words = command
         if words[0] == ARRAY_WORD:
             _, open_array, extends, *words = words
-            elements = [*arrays.get(open_array, [])] if extends else []
+            elements = arrays.setdefault(open_array, []) if extends else []
         expanded = list[str]()
         for word in words:
             reference = ELEMENTS.fullmatch(word)
