@@ -91,7 +91,7 @@ def metrics(completions: Sequence[GradedCompletion]) -> Iterator[tuple[str, floa
             low, high = _interval([c.reward for c in completions if c.reward is not None], rewards)
             yield "reward_low", low
             yield "reward_high", high
-    components = {name for completion in completions for name in completion.components} - {"strict"}
+    components = {name for c in completions for name in c.components if name != "strict" or not accuracies}
     for name in sorted(components) if len(components) <= MAX_SOURCES else ():
         yield f"reward/{name}", fmean(_means((c.prompt, c.components.get(name)) for c in completions).values())
     if completions:

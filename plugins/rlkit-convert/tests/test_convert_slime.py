@@ -167,6 +167,27 @@ def test_arrays_are_filled_in_where_they_stand() -> None:
     assert (script.missing, script.unused) == (["B"], [])  # C has no options
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('A=( --a 1 )\nB=( "${A[@]}"\n --b 2 )\nrun ${B[@]}', "run --a 1 --b 2"),
+        ("A=( --a 1 )\nA=( ${A[@]}\n --b 2 )\nrun ${A[@]}", "run --a 1 --b 2"),
+        ("A=( --a '(x)'\n --b \"y (z)\"\n --c 3 )\nrun ${A[@]}", "run --a (x) --b y (z) --c 3"),
+        ("array: A\n(cd x; run)\n(run --a 1) 2>&1 | tee log", "array: A|(cd x|(run --a 1"),
+    ],
+    ids=["nested", "extended", "quoted", "subshells"],
+)
+def test_arrays_end_where_a_shell_ends_them(text: str, words: str) -> None:
+    assert "|".join(" ".join(command) for command in with_arrays(text, "run.sh").commands) == words
+
+
+@pytest.mark.parametrize("line", ["A+=( ${A[@]} ${A[@]} )", "run ${A[@]}"])
+def test_a_script_whose_arrays_would_fill_the_memory_is_refused(line: str) -> None:
+    elements = " x" * 1000
+    with pytest.raises(RecipeError, match=r"run.sh passes more than 100,000 elements of arrays"):
+        with_arrays(f"A=({elements} )\n" + f"{line}\n" * 101, "run.sh")
+
+
 def test_a_script_that_runs_something_else_is_refused() -> None:
     with pytest.raises(RecipeError, match="has no options of slime"):
         convert("slime", "A=( --lr 1 )\npython other.py ${A[@]}", "run.sh", [])

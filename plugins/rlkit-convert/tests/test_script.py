@@ -120,6 +120,18 @@ def test_the_class_chooses_the_trainer() -> None:
     assert recipe["kl_reward"]["coef"] == 0.1
 
 
+def test_arguments_that_are_none_are_the_defaults() -> None:
+    options = "peft_config=None, eval_dataset=None, callbacks=None, data_collator=none, ref_model=None"
+    recipe, listed = converted(f"none = None\nDPOTrainer('m', args=DPOConfig(max_steps=1), {options})")
+    assert "lora" not in recipe["model"]
+    assert not [line for line in listed if any(f"{word.split('=')[0]}" in line for word in options.split(", "))]
+
+
+def test_a_script_that_is_nested_too_deep_is_refused_with_the_reason() -> None:
+    with pytest.raises(RecipeError, match=r"train\.py is no Python script: .*(nested|recursion)"):
+        converted(f"x = {'-' * 50_000}1\nGRPOConfig(max_steps=1)")
+
+
 @pytest.mark.parametrize("text", ["def f(:", "x = (" * 5000, "print(1)", "GRPOConfig", "\ud800", "0" * 5000])
 def test_other_files_are_refused_in_words(text: str) -> None:
     with pytest.raises(RecipeError, match=r"train\.py (is no Python script|has no options of trl)"):

@@ -79,6 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--freeze", type=Path, help="the other machine's `pip freeze`")
     parser.add_argument("--python", default="3.12", help="the other machine's Python (default: 3.12)")
     options = parser.parse_intermixed_args(argv)
+    if not options.archive.parent.is_dir():
+        parser.error(f"the folder of {options.archive} does not exist, expected one to write to")
     with tempfile.TemporaryDirectory() as temporary:
         site = Path(temporary, FOLDER)
         wheels = Wheels(Path(temporary, "wheels"), options.python, versions(options.freeze))
@@ -117,10 +119,18 @@ class Wheels:
         platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(34, 16, -1)]
         self.target = ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}"]
         self.target += [f"--platform={name}" for name in (*platforms, "manylinux2014_x86_64", "any")]
-        self.environment = {"python_version": python, "sys_platform": "linux", "platform_machine": "x86_64"}
+        self.environment = {
+            "python_version": python, "python_full_version": f"{python}.0", "implementation_name": "cpython",
+            "platform_python_implementation": "CPython", "os_name": "posix", "platform_system": "Linux",
+            "sys_platform": "linux", "platform_machine": "x86_64",
+        }  # fmt: skip
 
     def first(self, sglang: str | None) -> list[Requirement]:
-        """Make rlkit's wheel and download SGLang's; return what both need."""
+        """Make rlkit's wheel and download SGLang's; return what both need.
+
+        Raises:
+            SystemExit: SGLang's release is built for another torch than that of the other machine.
+        """
         pip("wheel", "--no-deps", f"--wheel-dir={self.folder}", str(ROOT))
         [rlkit] = self.folder.glob("*.whl")
         needs = self.required(rlkit)
@@ -129,9 +139,25 @@ class Wheels:
             [wheel] = self.folder.glob("sglang-*.whl")
             pinned = {canonicalize_name(need.name): need for need in self.required(wheel)}
             [torch] = pinned["torch"].specifier
+            self.require_torch(sglang, Version(torch.version))
             pinned["torchvision"] = Requirement(f"torchvision==0.{Version(torch.version).minor + 15}.*")  # torch 2.N
             needs = [*(pinned[name] for name in SERVER), *needs]
         return needs
+
+    def require_torch(self, sglang: str, built_for: Version) -> None:
+        """Refuse a release for another torch, or for another CUDA: its kernels would not load.
+
+        Raises:
+            SystemExit: It is such a release.
+        """
+        listed = self.there.get("torch")
+        if listed:
+            torch = Version(listed)
+            if torch.release[:2] != built_for.release[:2] or (torch.local or "").startswith("cu12"):
+                raise SystemExit(
+                    f"SGLang {sglang} is built for torch {built_for} and CUDA 13, but the freeze lists torch {listed}: "
+                    "choose the release for it (rlkit docs bare-images)"
+                )
 
     def collect(self, needs: Iterable[Requirement]) -> None:
         """Download everything that is needed and not there, and what that needs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sys
 import zipfile
 from importlib import metadata
@@ -192,8 +193,41 @@ def test_what_is_packed_is_needed_and_not_there(
     assert asked["rich"] == f"=={tested['rich']}"
     assert asked["flashinfer-python"] == "==0.6"
     assert {"typeshed-client", "tabulate", "nvidia-ml-py", "sglang-kernel"} <= asked.keys()
+    wheels.there["torch"] = "2.12.0"
+    shutil.rmtree(wheels.folder)
+    with pytest.raises(SystemExit, match="choose the release for it"):
+        wheels.first("0.5.17")
     left_out = {"torch", "xgrammar", "nvidia-cutlass-dsl", "cuda-tile", "numpy", "pyyaml", "pygments", "old", "wandb"}
     assert not left_out & asked.keys()
+
+
+def test_a_release_for_another_torch_is_not_packed(script: ModuleType, tmp_path: Path) -> None:
+    built_for = script.Version("2.11.0")
+    for version in ("", "2.11.0", "2.11.1+cu130", "2.11.0a0+nv26.4"):
+        script.Wheels(tmp_path, "3.12", {"torch": version}).require_torch("0.5.17", built_for)
+    for version in ("2.9.1", "2.12.0+cu130", "2.11.0+cu128"):
+        wheels = script.Wheels(tmp_path, "3.12", {"torch": version})
+        with pytest.raises(
+            SystemExit, match=f"built for torch 2.11.0 and CUDA 13, but the freeze lists torch {version[:4]}"
+        ):
+            wheels.require_torch("0.5.17", built_for)
+
+
+def test_what_a_wheel_requires_is_judged_for_the_other_machine(script: ModuleType, tmp_path: Path) -> None:
+    """Python 3.99 on Linux, whatever this one is."""
+    markers = ("python_full_version < '3.99'", "platform_system != 'Linux'", "python_full_version >= '3.99'")
+    wheel(tmp_path, "a", "1", *(f"b{i}; {marker}" for i, marker in enumerate(markers)))
+    [file] = tmp_path.iterdir()
+    assert [need.name for need in script.Wheels(tmp_path, "3.99", {}).required(file)] == ["b2"]
+
+
+def test_an_archive_in_no_folder_is_refused_before_anything_is_downloaded(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(script, "pip", None)
+    with pytest.raises(SystemExit):
+        script.main([str(tmp_path / "none" / "pack.tgz")])
+    assert "pack.tgz does not exist, expected one to write to" in capsys.readouterr().err
 
 
 def test_kernels_that_are_left_out_are_not_called(script: ModuleType, tmp_path: Path) -> None:

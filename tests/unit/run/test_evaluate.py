@@ -149,6 +149,9 @@ def test_each_component_has_its_mean_over_the_prompts_that_have_it() -> None:
     assert means == {"reward/right": 0.75, "reward/short": -3.0}
     many = answer(0, None)._replace(components={f"criterion {i}": 1.0 for i in range(MAX_SOURCES + 1)})
     assert not any(name.startswith("reward/") for name, _ in metrics([many]))
+    strict = {"strict": 1.0}  # with an accuracy it is `strict_accuracy`
+    assert dict(metrics([answer(0, None)._replace(components=strict)]))["reward/strict"] == 1
+    assert "reward/strict" not in dict(metrics([answer(0, 1.0)._replace(components=strict)]))
     assert dict(metrics([answer(0, None)])) == {"length": 10, "stopped": 1, "failed": 0, "unscored": 1}
 
 

@@ -59,7 +59,8 @@ def read_script(content: str, name: str, wanted: str) -> tuple[PeerOptions, str]
         with warnings.catch_warnings(action="ignore"):  # of the script's own style
             tree = ast.parse(content)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise RecipeError(f"{name} is no Python script: {' '.join(str(error).split())}") from error
+        reason = " ".join(str(error).split()) or "it is nested too deep"  # a MemoryError of the parser has no text
+        raise RecipeError(f"{name} is no Python script: {reason}") from error
     options, script, subclasses = PeerOptions(), Script.of(tree), _subclasses(tree)
     calls = list(_calls(tree, subclasses))
     order = [*KINDS]
@@ -125,6 +126,8 @@ def _refuse_others(tree: ast.Module, name: str) -> None:
 
 def _read_trainer(options: PeerOptions, script: Script, kind: str, call: ast.Call, name: str) -> None:
     for key, node in arguments(call, script, TRAINER_ARGUMENTS.get(kind, SAMPLING_ARGUMENTS)):
+        if text_of(script.resolve(node)) == "None":
+            continue
         if key in MODELS:
             read_model(options, script, MODELS[key], script.resolve(node))
         elif key == "args":

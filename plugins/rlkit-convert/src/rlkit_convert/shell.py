@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from rlkit.base.errors import RecipeError, shorten
-from rlkit_convert.source import LARGEST, MARK, marked
+from rlkit_convert.source import LARGEST, MARK, marked, unmarked
 
 ARITHMETIC = re.compile(r"\$\(\(((?:[^()$`]|\((?:[^()$`]|\([^()$`]*\))*\))*)\)\)")
 """Arithmetic on numbers and variables, once variables with a dollar are filled in."""
@@ -25,8 +25,12 @@ ARRAY = re.compile(r"^[ \t]*(?:declare -a |local |export )?([A-Za-z_]\w*)(\+?)=\
 """The beginning of an array."""
 ELEMENTS = re.compile(r"\$\{(\w+)\[[@*]\](?::?[-+][^{}]*)?\}")
 """All elements of an array, as words."""
-ARRAY_WORD = "array:"
+ARRAY_WORD = marked("array")
 """The first word of the command that `with_arrays` reads in place of the beginning of an array."""
+PUNCTUATION = ";&|<>)"
+"""Characters that end a word, outside of quotes."""
+MAX_INSERTED = 100_000
+"""Elements of arrays that are filled in, in all commands of a script."""
 MAX_COMMAND_CHARS = 20_000
 MAX_QUOTED_LINES = 100
 MAX_VARIABLE_CHARS = 2_000
@@ -50,6 +54,14 @@ def commands(text: str, name: str) -> Iterator[list[str]]:
     Raises:
         RecipeError: A quotation is not closed, or a command is too long.
     """
+    for words in _commands(text, name):
+        command = [word for word in words if word != ")"]
+        if command:
+            yield command
+
+
+def _commands(text: str, name: str) -> Iterator[list[str]]:
+    """Yield the words of each command, a closing parenthesis among them."""
     variables = {"HOME": "~"}
     joined = re.sub(r"\\\r?\n", " ", text)
     pending = ""
@@ -72,7 +84,7 @@ def commands(text: str, name: str) -> Iterator[list[str]]:
         elif words:
             yield words
     if pending:
-        raise RecipeError(f"{name}: a quotation is not closed: {shorten(pending.strip(), 80)!r}")
+        raise RecipeError(f"{name}: a quotation is not closed: {shorten(unmarked(pending.strip()), 80)!r}")
 
 
 class ShellCommands(NamedTuple):
@@ -93,33 +105,34 @@ def with_arrays(text: str, name: str) -> ShellCommands:
     """Return the commands of a shell script, in which arrays are filled in; an empty one replaces no other.
 
     Raises:
-        RecipeError: As `commands` does.
+        RecipeError: As `commands` does, or commands pass too many elements of arrays.
     """
-    filled, passed, open_array = list[list[str]](), dict[str, None](), ""
-    arrays: dict[str, list[str]] = {}
-    for line in commands(ARRAY.sub(rf"{ARRAY_WORD} \1 '\2' ", text), name):
-        words = line
+    filled, passed, arrays = list[list[str]](), dict[str, None](), dict[str, list[str]]()
+    open_array, elements = "", list[str]()
+    inserted = 0
+    for command in _commands(ARRAY.sub(rf"{ARRAY_WORD} \1 '\2' ", text), name):
+        words = command
         if words[0] == ARRAY_WORD:
             _, open_array, extends, *words = words
-            before = arrays.get(open_array, [])
-            arrays[open_array] = [] if words[:1] != [")"] and not extends else before
+            elements = arrays.setdefault(open_array, []) if extends else []
+        expanded = list[str]()
+        for word in words:
+            reference = ELEMENTS.fullmatch(word)
+            inner = [word] if reference is None else arrays.get(reference[1], [])
+            if reference is not None:
+                passed[reference[1]] = None
+                inserted += len(inner)
+            if inserted > MAX_INSERTED:
+                raise RecipeError(f"{name} passes more than {MAX_INSERTED:,} elements of arrays to commands")
+            expanded += inner
         if not open_array:
-            command = list[str]()
-            for word in words:
-                elements = ELEMENTS.fullmatch(word)
-                if elements is None:
-                    command.append(word)
-                else:
-                    passed[elements[1]] = None
-                    command += arrays.get(elements[1], [])
-            filled.append(command)
+            filled.append([word for word in expanded if word != ")"])
             continue
-        is_last = bool(words) and words[-1].endswith(")")
+        is_last = ")" in expanded
+        elements += expanded[: expanded.index(")")] if is_last else expanded
         if is_last:
-            last = words.pop().removesuffix(")")
-            words += [last] if last else []
-        arrays[open_array] += words
-        open_array = "" if is_last else open_array
+            arrays[open_array] = elements or arrays.get(open_array, [])
+            open_array = ""
     unused = [key for key in arrays if key not in passed and any(word.startswith("--") for word in arrays[key])]
     return ShellCommands(filled, [key for key in passed if key not in arrays], unused)
 
@@ -144,7 +157,7 @@ def _split(line: str, variables: Mapping[str, str]) -> list[str]:
         expanded = VARIABLE.sub(lambda match: _variable_value(match, variables), expanded)
     expanded = ARITHMETIC.sub(lambda match: _sum_text(match, variables), expanded)
     lexer = shlex.shlex(
-        SUBSTITUTION.sub(lambda match: marked(match[0]), expanded), posix=True, punctuation_chars=";&|<>"
+        SUBSTITUTION.sub(lambda match: marked(match[0]), expanded), posix=True, punctuation_chars=PUNCTUATION
     )
     lexer.whitespace_split = True
     lexer.commenters = ""
@@ -152,8 +165,12 @@ def _split(line: str, variables: Mapping[str, str]) -> list[str]:
     for word in lexer:
         if word.startswith("#"):
             break
-        if word and set(word) <= set(";&|<>"):
-            if word[0] in "<>" and words and words[-1].isdigit():
+        if word and set(word) <= set(PUNCTUATION):
+            end = word.lstrip(")")
+            words += [")"] if end != word else []
+            if not end:
+                continue
+            if end[0] in "<>" and words and words[-1].isdigit():
                 words.pop()
             break
         words.append(word)
