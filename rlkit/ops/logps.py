@@ -110,7 +110,6 @@ def token_logps(
     Returns:
         The statistics; all but the sums of squares and the ids are differentiable.
     """
-    device = hidden.device.type
     weight, bias, temperature, softcap = layer
     gpu_bytes = torch.cuda.get_device_properties(hidden.device).total_memory if hidden.is_cuda else None
     chunk, most_kept = (chunk_bytes(gpu_bytes), kept_bytes(gpu_bytes)) if memory is None else (memory, memory)
@@ -119,7 +118,7 @@ def token_logps(
         scores = linear(hidden, weight, bias).float() / (temperature * softcap)
         return logits_logps(scores.tanh() * softcap, targets, reads=reads, ids=ids)
     count = len(targets)
-    if device == "cpu" and count > ROWS and (hidden.element_size() == 2 or outpaces_mkl()):
+    if hidden.device.type == "cpu" and count > ROWS and (hidden.element_size() == 2 or outpaces_mkl()):
         padding = (0, -count % ROWS)
         hidden, targets = pad(hidden, (0, 0, *padding)), pad(targets, padding)
         ids = None if ids is None else pad(ids, (0, 0, *padding))
@@ -132,8 +131,7 @@ class _LogpsContext(Context, Protocol):
     temperature: float
     chunks: list[slice]
     fused: bool
-    kept: list[Tensor]
-    """[n,V] of each chunk: probabilities, or logits if passes are fused; not saved, or hooks would move them."""
+    kept: list[Tensor]  # [n,V] of each chunk: probabilities, or logits if passes are fused; no hook moves them
 
 
 class _TokenLogps(torch.autograd.Function):
@@ -155,7 +153,7 @@ class _TokenLogps(torch.autograd.Function):
         ids: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         frozen = ctx.needs_input_grad[0] and not any(ctx.needs_input_grad[1:3]) and ids is None
-        ctx.temperature, ctx.fused = temperature, _fuses(hidden, reads, ids)
+        ctx.temperature, ctx.fused, ctx.kept = temperature, _fuses(hidden, reads, ids), []
         weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
         columns = [hidden.new_zeros(len(targets), dtype=torch.float32) for _ in range(5)]
         logp_grad = torch.empty_like(hidden) if frozen else None  # [N,H], of the targets' log-probs by `hidden`
@@ -163,7 +161,6 @@ class _TokenLogps(torch.autograd.Function):
         row_bytes = len(weight) * (hidden.element_size() if ctx.fused else 4)
         keeps = not frozen and len(targets) * row_bytes <= (most_kept if ctx.fused else chunk)
         ctx.chunks = _slices(len(targets), row_bytes, row_bytes * (MAX_ELEMENTS // len(weight)) if keeps else chunk)
-        ctx.kept = []
         tops: list[tuple[Tensor, Tensor]] = []
         for part in ctx.chunks:
             logits = product(hidden[part], weight, bias)
