@@ -131,7 +131,7 @@ class _LogpsContext(Context, Protocol):
     temperature: float
     chunks: list[slice]
     fused: bool
-    kept: list[Tensor]  # [n,V] of each chunk: probabilities, or logits if passes are fused; no hook moves them
+    buffers: list[Tensor]  # [n,V] of each chunk: probabilities, or logits if passes are fused; no hook moves them
 
 
 class _TokenLogps(torch.autograd.Function):
@@ -153,7 +153,7 @@ class _TokenLogps(torch.autograd.Function):
         ids: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         frozen = ctx.needs_input_grad[0] and not any(ctx.needs_input_grad[1:3]) and ids is None
-        ctx.temperature, ctx.fused, ctx.kept = temperature, _fuses(hidden, reads, ids), []
+        ctx.temperature, ctx.fused, ctx.buffers = temperature, _fuses(hidden, reads, ids), []
         weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
         columns = [hidden.new_zeros(len(targets), dtype=torch.float32) for _ in range(5)]
         logp_grad = torch.empty_like(hidden) if frozen else None  # [N,H], of the targets' log-probs by `hidden`
@@ -177,7 +177,7 @@ class _TokenLogps(torch.autograd.Function):
             if logp_grad is not None and probs is not None:
                 logp_grad[part] = weight[targets[part]] - product(probs.to(weight.dtype), weight.T)
             if keeps:
-                ctx.kept.append(logits)
+                ctx.buffers.append(logits)
             del logits, probs
         logps, lse, entropy, squares, mean = columns
         top_ids, top_logps = (torch.cat(column) for column in zip(*tops, strict=True))
@@ -191,7 +191,7 @@ class _TokenLogps(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _LogpsContext, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, lse, entropy, logp_grad, top_ids = ctx.saved_tensors
-        kept, ctx.kept = ctx.kept, []
+        buffers, ctx.buffers = ctx.buffers, []
         logps, by_entropy, _, mean, _, top = (None if g is None else g / ctx.temperature for g in output_grads)
         grads = StatisticGrads(logps, by_entropy, mean, top)
         d_hidden, d_weight, d_bias = (
@@ -202,11 +202,11 @@ class _TokenLogps(torch.autograd.Function):
             d_hidden += logp_grad * grads.logps[:, None].to(logp_grad.dtype)
             grads = grads._replace(logps=None)
         for i, part in enumerate(ctx.chunks if any(g is not None for g in grads) else ()):
-            logits, part_grads = kept[i] if kept else product(hidden[part], weight, bias), grads.select(part)
+            logits, part_grads = buffers[i] if buffers else product(hidden[part], weight, bias), grads.select(part)
             if ctx.fused:
                 softmax_grads_(logits, targets[part], ctx.temperature, (lse[part], entropy[part]), part_grads)
             else:
-                logits = logits if kept else _probs_(logits, ctx.temperature, lse[part])
+                logits = logits if buffers else _probs_(logits, ctx.temperature, lse[part])
                 _logit_grads_(logits, targets[part], entropy[part], top_ids[part], part_grads)
             if d_bias is not None:
                 d_bias += logits.sum(0, dtype=torch.float32)
