@@ -118,7 +118,7 @@ def softmax_statistics(
     """
     parts = next(n for n in (128, 64, 32, 16, 8, 4, 2, 1) if logits.shape[1] % n == 0)  # a cache holds a part of a row
     scaled = (logits.float() / temperature).view(len(logits), parts, logits.shape[1] // parts)
-    peaks = scaled.amax(-1, keepdim=True)  # [n,parts,1]
+    peaks = scaled.amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)  # [n,parts,1], finite
     shifted = scaled - peaks
     weights = shifted.exp()
     highest = peaks.amax(1)
@@ -126,9 +126,9 @@ def softmax_statistics(
     shares = lower.exp()  # of the parts, [n,parts]
     total = (sums * shares).sum(-1, keepdim=True)
     lse = highest + total.log()
-    products = ((shifted * weights).sum(-1) + lower * sums) * shares
+    products = (shifted * weights).sum(-1) * shares + lower * (sums * shares)
     statistics = [
-        logits.gather(-1, targets[:, None]).float() / temperature - lse,
+        logits.gather(-1, targets[:, None]).float() / temperature - highest - total.log(),
         lse,
         total.log() - products.sum(-1, keepdim=True) / total if reads.entropy else lse,
         (weights.square().sum(-1) * shares.square()).sum(-1, keepdim=True) / total.square() if reads.squares else lse,

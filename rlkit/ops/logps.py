@@ -96,8 +96,8 @@ def token_logps(
     """Return log-probs and entropies of the distributions that a layer computes from hidden states.
 
     Logits that exceed `memory` and have no soft cap are computed in chunks, and recomputed in the backward pass; it
-    overwrites those that are kept, so that it runs once. If the layer needs no gradient, the gradient of the targets'
-    log-probs by `hidden` is computed in the forward pass instead.
+    overwrites those that are kept, and a second one recomputes them. If the layer needs no gradient, the gradient of
+    the targets' log-probs by `hidden` is computed in the forward pass instead.
 
     Args:
         hidden: [N,H]; the product runs in its type (or autocast's), the softmax in float32.
@@ -105,25 +105,24 @@ def token_logps(
         targets: [N] i64.
         reads: Statistics to compute besides log-probs.
         ids: [N,K] i64, distinct tokens whose log-probs are `top`; None for the most likely ones. See `Reads.split`.
-        memory: Maximum bytes of logits to keep; None for `kept_bytes` of the device.
+        memory: Maximum bytes of logits in memory; None for `chunk_bytes` and `kept_bytes` of the device.
 
     Returns:
         The statistics; all but the sums of squares and the ids are differentiable.
     """
-    device = hidden.device.type
     weight, bias, temperature, softcap = layer
     gpu_bytes = torch.cuda.get_device_properties(hidden.device).total_memory if hidden.is_cuda else None
-    limit = kept_bytes(gpu_bytes) if memory is None else memory
+    chunk, most_kept = (chunk_bytes(gpu_bytes), kept_bytes(gpu_bytes)) if memory is None else (memory, memory)
     hidden = autocasted(hidden)
     if softcap is not None:
         scores = linear(hidden, weight, bias).float() / (temperature * softcap)
         return logits_logps(scores.tanh() * softcap, targets, reads=reads, ids=ids)
     count = len(targets)
-    if device == "cpu" and count > ROWS and (hidden.element_size() == 2 or outpaces_mkl()):
+    if hidden.device.type == "cpu" and count > ROWS and (hidden.element_size() == 2 or outpaces_mkl()):
         padding = (0, -count % ROWS)
         hidden, targets = pad(hidden, (0, 0, *padding)), pad(targets, padding)
         ids = None if ids is None else pad(ids, (0, 0, *padding))
-    limits = min(limit, chunk_bytes(gpu_bytes)), limit if torch.is_grad_enabled() else 0
+    limits = chunk, most_kept if torch.is_grad_enabled() else 0
     statistics = _TokenLogps.apply(hidden, weight, bias, targets, temperature, reads, limits, ids)  # type: ignore[no-untyped-call]
     return TokenStatistics._make(None if x is None else x[:count] for x in statistics)
 
@@ -132,6 +131,7 @@ class _LogpsContext(Context, Protocol):
     temperature: float
     chunks: list[slice]
     fused: bool
+    buffers: list[Tensor]  # [n,V] of each chunk: probabilities, or logits if passes are fused; no hook moves them
 
 
 class _TokenLogps(torch.autograd.Function):
@@ -153,7 +153,7 @@ class _TokenLogps(torch.autograd.Function):
         ids: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         frozen = ctx.needs_input_grad[0] and not any(ctx.needs_input_grad[1:3]) and ids is None
-        ctx.temperature, ctx.fused = temperature, _fuses(hidden, reads, ids)
+        ctx.temperature, ctx.fused, ctx.buffers = temperature, _fuses(hidden, reads, ids), []
         weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
         columns = [hidden.new_zeros(len(targets), dtype=torch.float32) for _ in range(5)]
         logp_grad = torch.empty_like(hidden) if frozen else None  # [N,H], of the targets' log-probs by `hidden`
@@ -161,7 +161,6 @@ class _TokenLogps(torch.autograd.Function):
         row_bytes = len(weight) * (hidden.element_size() if ctx.fused else 4)
         keeps = not frozen and len(targets) * row_bytes <= (most_kept if ctx.fused else chunk)
         ctx.chunks = _slices(len(targets), row_bytes, row_bytes * (MAX_ELEMENTS // len(weight)) if keeps else chunk)
-        saved: list[Tensor] = []  # [n,V] of each part: probabilities, or logits if passes are fused
         tops: list[tuple[Tensor, Tensor]] = []
         for part in ctx.chunks:
             logits = product(hidden[part], weight, bias)
@@ -178,11 +177,11 @@ class _TokenLogps(torch.autograd.Function):
             if logp_grad is not None and probs is not None:
                 logp_grad[part] = weight[targets[part]] - product(probs.to(weight.dtype), weight.T)
             if keeps:
-                saved.append(logits)
+                ctx.buffers.append(logits)
             del logits, probs
         logps, lse, entropy, squares, mean = columns
         top_ids, top_logps = (torch.cat(column) for column in zip(*tops, strict=True))
-        ctx.save_for_backward(hidden, weight, bias, targets, lse, entropy, logp_grad, top_ids, *saved)
+        ctx.save_for_backward(hidden, weight, bias, targets, lse, entropy, logp_grad, top_ids)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(squares, top_ids)
         outputs = (logps, entropy, squares, mean, top_ids, top_logps)
@@ -191,7 +190,8 @@ class _TokenLogps(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _LogpsContext, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, lse, entropy, logp_grad, top_ids, *saved = ctx.saved_tensors
+        hidden, weight, bias, targets, lse, entropy, logp_grad, top_ids = ctx.saved_tensors
+        buffers, ctx.buffers = ctx.buffers, []
         logps, by_entropy, _, mean, _, top = (None if g is None else g / ctx.temperature for g in output_grads)
         grads = StatisticGrads(logps, by_entropy, mean, top)
         d_hidden, d_weight, d_bias = (
@@ -202,11 +202,11 @@ class _TokenLogps(torch.autograd.Function):
             d_hidden += logp_grad * grads.logps[:, None].to(logp_grad.dtype)
             grads = grads._replace(logps=None)
         for i, part in enumerate(ctx.chunks if any(g is not None for g in grads) else ()):
-            logits, part_grads = saved[i] if saved else product(hidden[part], weight, bias), grads.select(part)
+            logits, part_grads = buffers[i] if buffers else product(hidden[part], weight, bias), grads.select(part)
             if ctx.fused:
                 softmax_grads_(logits, targets[part], ctx.temperature, (lse[part], entropy[part]), part_grads)
             else:
-                logits = logits if saved else _probs_(logits, ctx.temperature, lse[part])
+                logits = logits if buffers else _probs_(logits, ctx.temperature, lse[part])
                 _logit_grads_(logits, targets[part], entropy[part], top_ids[part], part_grads)
             if d_bias is not None:
                 d_bias += logits.sum(0, dtype=torch.float32)

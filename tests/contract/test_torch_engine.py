@@ -95,6 +95,16 @@ def test_greedy_output_equals_generate_token_for_token(kind: str) -> None:
         assert answer.tokens == plain[0, len(prompt) :].tolist()
 
 
+def test_recordings_of_sampling_last_as_long_as_the_requests() -> None:
+    """A recording holds memory of a GPU, which learning needs."""
+    engine = bound("qwen2")
+    engine._use(GraphDecoder(model("qwen2"), record=record))
+    ask(engine, [request(PROMPTS[0])])
+    replayed = engine._loop.batch._replayed
+    assert replayed is not None
+    assert replayed._replay is replayed._stale is None
+
+
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logps_equal_the_trainers(kind: str, temperature: float) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from rlkit_engine_torch import layers
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlkit.models.actor import Actor
 from rlkit.models.lora import add_lora
@@ -136,6 +137,36 @@ def test_other_types_and_devices_are_left_to_the_layers(kind: str, monkeypatch: 
         for name in ("RMSNormFunction", "SumRMSNormFunction", "SwiGLUFunction", "ProductsFunction"):
             monkeypatch.delattr(layers, name)
         assert all(map(torch.equal, run(made), expected))
+
+
+def test_weights_are_converted_once_for_a_generation() -> None:
+    """Autocast keeps weights that it has converted; inputs are converted at each of three steps."""
+    layer, converted = torch.nn.Linear(4, 6), []
+    layers.FusedLayers().fuse(layer)
+
+    class Conversions(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function is torch.ops.aten._to_copy.default:
+                converted.append(tuple(args[0].shape))
+            return function(*args, **kwargs or {})
+
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), Conversions():
+        for _ in range(3):
+            layer(torch.zeros(1, 4))
+    assert converted.count((6, 4)) == 1
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (1, 0, 4), (4,)])
+def test_products_of_any_number_of_rows(shape: tuple[int, ...]) -> None:
+    """Of no token, as an expert may have, and of a vector."""
+    layer = torch.nn.Linear(4, 6)
+    layers.FusedLayers().fuse(layer)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = layer(torch.ones(shape))
+    output.sum().backward()
+    assert output.shape == (*shape[:-1], 6)
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.sum() == (0 if 0 in shape else 24)
 
 
 def test_rotations_by_hand() -> None:

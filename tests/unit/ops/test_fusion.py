@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -95,22 +96,36 @@ def test_fused_passes_equal_those_in_place(
 def test_kept_logits_are_divided_where_their_indices_end(
     elements: int, fuses: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gradients are those of all logits at once; a second backward pass would read what the first overwrote."""
+    """The gradients are those of all logits at once, also in a second pass, since the first overwrites what is kept."""
     monkeypatch.setattr(logps, "MAX_ELEMENTS", elements)
     generator = torch.Generator().manual_seed(0)
     hidden, weight = (torch.randn(n, 4, generator=generator).requires_grad_() for n in (5, 24))
     fuses(True)
     statistics = token_logps(hidden, OutputLayer(weight), torch.arange(5), reads=LOGPS)
     exact = torch.log_softmax(hidden @ weight.T, -1).diagonal()
-    loss = statistics.logps.square().sum()
-    for actual, expected in zip(
-        torch.autograd.grad(loss, [hidden, weight], retain_graph=True),
-        torch.autograd.grad(exact.square().sum(), [hidden, weight]),
-        strict=True,
-    ):
+    expected = torch.autograd.grad(exact.square().sum(), [hidden, weight])
+    for _ in range(2):
+        actual = torch.autograd.grad(statistics.logps.square().sum(), [hidden, weight], retain_graph=True)
         torch.testing.assert_close(actual, expected)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        torch.autograd.grad(loss, [hidden])
+
+
+@pytest.mark.parametrize("lowest", [-torch.inf, torch.finfo(torch.float32).min])
+def test_a_part_of_the_vocabulary_may_have_no_probability(lowest: float) -> None:
+    """p = (1/4, 3/4) of logits (0, ln 3) among 256, of which all others are masked: a part has 2."""
+    logits = torch.full((1, 256), lowest)
+    logits[0, 7], logits[0, 200] = 0.0, math.log(3)
+    reads = Reads(entropy=lowest > -torch.inf)
+    (logps_, lse, entropy, *_), probs = softmax_statistics(logits, torch.tensor([200]), 1.0, reads, True)
+    assert probs is not None
+    assert [logps_.exp().item(), lse.exp().item(), probs[0, 7].item()] == pytest.approx([0.75, 4, 0.25])
+    assert not reads.entropy or entropy.item() == pytest.approx(0.56233514)
+
+
+def test_log_probs_near_zero_are_as_exact_as_the_logits() -> None:
+    """p_0 of logits 1000 and 1000 - 12: log p_0 is -log(1 + e^-12); their sum's logarithm is a multiple of 6e-5."""
+    logits = torch.tensor([[1000.0, 988.0]])
+    (logps_, *_), _ = softmax_statistics(logits, torch.tensor([0]), 1.0, LOGPS, False)
+    assert logps_.item() == pytest.approx(-math.log1p(math.exp(-12)), rel=0.01)
 
 
 @pytest.mark.usefixtures("traced")

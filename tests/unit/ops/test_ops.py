@@ -335,6 +335,22 @@ def test_logits_are_computed_in_blocks_that_fit_memory(monkeypatch: pytest.Monke
     assert rows == [3, 3, 3, 1]
 
 
+def test_logits_are_kept_in_as_much_memory_as_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward pass computes none again, and hooks that move what is saved to a host move no logits."""
+    rows: list[int] = []
+    moved: list[tuple[int, ...]] = []
+    monkeypatch.setattr("rlkit.ops.logps.CHUNK_BYTES", 240)
+    monkeypatch.setattr(
+        "rlkit.ops.logps.product", lambda x, *others: (rows.append(len(x)), torch.nn.functional.linear(x, *others))[1]
+    )
+    hidden, weight = (torch.zeros(*shape, requires_grad=True) for shape in ((10, 4), (20, 4)))
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: (moved.append(tuple(x.shape)), x)[1], lambda x: x):
+        logps = token_logps(hidden, OutputLayer(weight), torch.arange(10), memory=800).logps
+    logps.sum().backward()
+    assert rows == [10, 10]  # the second is the gradient of hidden states
+    assert (10, 20) not in moved
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("reads", [ALL, Reads(top=3)])
 def test_products_of_onednn_have_few_numbers_of_rows(

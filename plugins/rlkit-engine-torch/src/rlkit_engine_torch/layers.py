@@ -56,11 +56,15 @@ def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
 
 
 def _is_converted(layer: nn.Module, x: Tensor) -> bool:
-    """Whether autocast converts a layer's trained weight from float32 to bfloat16 on a GPU."""
-    if type(layer) is not nn.Linear or type(layer.weight) is not nn.Parameter or not layer.weight.requires_grad:
+    """Whether autocast converts a layer's weight from float32 to bfloat16 on a GPU, for a gradient.
+
+    Without one autocast keeps the converted weight, for each step of a generation.
+    """
+    if type(layer) is not nn.Linear or type(layer.weight) is not nn.Parameter or not on_gpu(layer.weight):
         return False
     dtypes = layer.weight.dtype, autocasted(x[:0]).dtype
-    return dtypes == (torch.float32, torch.bfloat16) and on_gpu(layer.weight)
+    needs_grad = torch.is_grad_enabled() and layer.weight.requires_grad
+    return needs_grad and dtypes == (torch.float32, torch.bfloat16)
 
 
 def _project(x: Tensor, *layers: nn.Module) -> tuple[Tensor, ...]:
@@ -69,7 +73,7 @@ def _project(x: Tensor, *layers: nn.Module) -> tuple[Tensor, ...]:
         return tuple(layer(x) for layer in layers)
     parameters = [p for layer in layers for p in (layer.weight, layer.bias)]
     outputs = ProductsFunction.apply(autocasted(x).reshape(-1, x.shape[-1]), *parameters)  # type: ignore[no-untyped-call]
-    return tuple(output.view(*x.shape[:-1], -1) for output in outputs)
+    return tuple(output.view(*x.shape[:-1], output.shape[-1]) for output in outputs)
 
 
 def _decode(layer: Any, hidden_states: Tensor, **options: Any) -> Any:

@@ -83,6 +83,7 @@ class DecodeLoop:
                     row.future.set_exception(failure)
             queue.waiting.clear()
         finally:
+            self.batch = self.sampler.new_batch(self._device)  # the old one keeps memory of its recordings
             self.sampler.release()
 
     async def _interrupt(self, batch: DecodeBatch) -> None:
